@@ -1,0 +1,129 @@
+// One img2gray call, checked and reduced to what a kernel loops over. Host only, shared by CPU and CUDA.
+#pragma once
+
+#include <cmath>
+#include <vector>
+
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include "img2gray_common/formula.h"
+#include "warpsmith/loop_nest.h"
+#include "warpsmith/tensor_check.h"
+
+namespace img2gray {
+
+using torch::stable::Tensor;
+
+struct Options {
+  Formula formula;
+  double red, green, blue;
+  bool channels_last;
+  bool bgr;
+  bool keepdim;
+};
+
+inline int64_t channel_dim(const Tensor& image, bool channels_last) {
+  return image.dim() - (channels_last ? 1 : 3);
+}
+
+inline void check_image(const Tensor& image, const Options& options) {
+  using torch::headeronly::ScalarType;
+  STD_TORCH_CHECK(image.dim() >= 3, "image: must have at least 3 dims, ",
+                  options.channels_last ? "[..., H, W, C]" : "[..., C, H, W]", ", got shape ",
+                  warpsmith::shape_string(image.sizes()));
+  const int64_t channels = image.size(channel_dim(image, options.channels_last));
+  STD_TORCH_CHECK(channels == 1 || channels == 3 || channels == 4, "image: layout ",
+                  options.channels_last ? "HWC needs 1, 3 or 4 channels in the last dim"
+                                        : "CHW needs 1, 3 or 4 channels in dim -3",
+                  ", got ", channels, " in shape ", warpsmith::shape_string(image.sizes()));
+  const ScalarType dtype = image.scalar_type();
+  const bool integral = dtype == ScalarType::Byte || dtype == ScalarType::UInt16;
+  STD_TORCH_CHECK(integral || dtype == ScalarType::Half || dtype == ScalarType::BFloat16 ||
+                      dtype == ScalarType::Float || dtype == ScalarType::Double,
+                  "image: dtype must be uint8, uint16, float16, bfloat16, float32 or float64, got ",
+                  torch::headeronly::toString(dtype));
+  const auto formula = static_cast<int64_t>(options.formula);
+  STD_TORCH_CHECK(formula >= 0 && formula <= 3, "formula: must be 0 to 3, got ", formula);
+  STD_TORCH_CHECK(options.formula != Formula::kPillow || dtype == ScalarType::Byte,
+                  "weights: \"pil\" is defined for uint8 images only, got dtype ",
+                  torch::headeronly::toString(dtype));
+  for (double weight : {options.red, options.green, options.blue}) {
+    STD_TORCH_CHECK(std::isfinite(static_cast<float>(weight)),
+                    "weights: must be finite in float32, got ", weight);
+  }
+}
+
+inline std::vector<int64_t> output_shape(const Tensor& image, const Options& options) {
+  const int64_t channel = channel_dim(image, options.channels_last);
+  std::vector<int64_t> shape;
+  for (int64_t dim = 0; dim < image.dim(); ++dim) {
+    if (dim != channel) {
+      shape.push_back(image.size(dim));
+    } else if (options.keepdim) {
+      shape.push_back(1);
+    }
+  }
+  return shape;
+}
+
+inline void check_out(const Tensor& out, const Tensor& image, const Options& options) {
+  warpsmith::check_same_dtype(out, "out", image, "image");
+  warpsmith::check_same_device(out, "out", image, "image");
+  warpsmith::check_shape(out, "out", output_shape(image, options));
+  warpsmith::check_no_self_overlap(out, "out");
+  warpsmith::check_no_overlap(out, "out", image, "image");
+}
+
+// A one-channel image is gray already.
+inline bool copy_single_channel(const Tensor& image, Tensor& out, const Options& options) {
+  const int64_t channel = channel_dim(image, options.channels_last);
+  if (image.size(channel) != 1) return false;
+  torch::stable::copy_(out, options.keepdim ? image : torch::stable::select(image, channel, 0));
+  return true;
+}
+
+// Operand order of the loop nest.
+enum Operand { kOut = 0, kImage = 1, kNumOperands = 2 };
+
+using PixelNest = warpsmith::LoopNest<kNumOperands>;
+
+// The pixels of image and out: all dims but the channel.
+inline PixelNest pixel_nest(const Tensor& image, const Tensor& out, const Options& options) {
+  const int64_t channel = channel_dim(image, options.channels_last);
+  PixelNest nest;
+  int64_t out_dim = 0;
+  for (int64_t dim = 0; dim < image.dim(); ++dim) {
+    if (dim == channel) {
+      out_dim += options.keepdim ? 1 : 0;
+      continue;
+    }
+    nest.add_dim(image.size(dim), {out.stride(out_dim), image.stride(dim)});
+    ++out_dim;
+  }
+  nest.merge();
+  if (nest.num_dims == 0) {  // one pixel
+    nest.num_dims = 1;
+    nest.sizes[0] = nest.strides[0][kOut] = nest.strides[0][kImage] = 1;
+  }
+  return nest;
+}
+
+// How the pixels of one row lie in memory.
+enum class RowLayout : int {
+  kPacked,   // channels of a pixel side by side, pixels one after the other
+  kPlanar,   // pixels of a channel side by side
+  kStrided,  // anything else
+};
+
+inline constexpr const char* kRowLayoutNames[] = {"packed", "planar", "strided"};
+
+inline RowLayout row_layout(const PixelNest& nest, int64_t channels, int64_t channel_stride) {
+  if (nest.strides[0][kOut] != 1) return RowLayout::kStrided;
+  const int64_t pixel_stride = nest.strides[0][kImage];
+  if (channel_stride == 1 && pixel_stride == channels) return RowLayout::kPacked;
+  if (pixel_stride == 1) return RowLayout::kPlanar;
+  return RowLayout::kStrided;
+}
+
+}  // namespace img2gray

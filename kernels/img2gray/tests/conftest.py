@@ -1,0 +1,38 @@
+"""Loads the kernel as users do; tests run on every device there is."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from kernels import get_local_kernel
+
+KERNEL_DIR = Path(__file__).resolve().parents[1]
+DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+# IMG2GRAY_TEST_BUILD names another build to test: a directory that holds variants.
+BUILD_DIR = Path(os.environ.get("IMG2GRAY_TEST_BUILD", KERNEL_DIR))
+
+
+@pytest.fixture(scope="session")
+def kernel():
+    return get_local_kernel(BUILD_DIR)
+
+
+@pytest.fixture(params=DEVICES)
+def device(request):
+    return request.param
+
+
+@pytest.fixture
+def img2gray(kernel):
+    return kernel.img2gray
+
+
+@pytest.fixture(scope="session")
+def reference(kernel):
+    return kernel.img2gray_reference
+
+
+@pytest.fixture
+def generator():
+    return torch.Generator().manual_seed(20)

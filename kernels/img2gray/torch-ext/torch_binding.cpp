@@ -1,0 +1,66 @@
+#include "torch_binding.h"
+
+#include <string>
+
+#include <torch/csrc/stable/library.h>
+
+#include "registration.h"
+
+namespace img2gray {
+namespace {
+
+struct Path {
+  const char* device;
+  const char* arch;
+  const char* strategy;
+  int access_bytes;
+};
+
+thread_local Path last{"none", "", "", 0};
+
+std::string last_path() {
+  return std::string(last.device) + ' ' + last.arch + ' ' + last.strategy + ' ' +
+         std::to_string(last.access_bytes);
+}
+
+}  // namespace
+
+void set_last_path(const char* device, const char* arch, const char* strategy, int access_bytes) {
+  last = {device, arch, strategy, access_bytes};
+}
+
+}  // namespace img2gray
+
+// img2gray and img2gray_raw run the same code; autograd is registered for the first alone.
+STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
+  ops.def(
+      "img2gray(Tensor image, float red, float green, float blue, int formula, bool channels_last, "
+      "bool bgr, bool keepdim) -> Tensor");
+  ops.def(
+      "img2gray_raw(Tensor image, float red, float green, float blue, int formula, bool "
+      "channels_last, bool bgr, bool keepdim) -> Tensor");
+  ops.def(
+      "img2gray_out(Tensor image, float red, float green, float blue, int formula, bool "
+      "channels_last, bool bgr, bool keepdim, Tensor(a!) out) -> ()");
+  ops.def("last_path() -> str");
+}
+
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, ops) {
+  ops.impl("last_path", TORCH_BOX(&img2gray::last_path));
+}
+
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
+  ops.impl("img2gray", TORCH_BOX(&img2gray::img2gray_cpu));
+  ops.impl("img2gray_raw", TORCH_BOX(&img2gray::img2gray_cpu));
+  ops.impl("img2gray_out", TORCH_BOX(&img2gray::img2gray_out_cpu));
+}
+
+#if defined(CUDA_KERNEL)
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
+  ops.impl("img2gray", TORCH_BOX(&img2gray::img2gray_cuda));
+  ops.impl("img2gray_raw", TORCH_BOX(&img2gray::img2gray_cuda));
+  ops.impl("img2gray_out", TORCH_BOX(&img2gray::img2gray_out_cuda));
+}
+#endif
+
+REGISTER_EXTENSION(TORCH_EXTENSION_NAME)

@@ -1,0 +1,86 @@
+// Kernels hold copies of this header: edit the one in shared/include and run `make sync-shared`.
+//
+// The one place that decides which architecture path (75, 80 or 90) a launch takes, and how much shared memory that
+// path may use. WARPSMITH_ARCH=75|80|90 forces a path that both the device and this binary have. Included by .cu files.
+#pragma once
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+
+#include <cuda_runtime.h>
+
+#include "warpsmith/check.h"
+
+namespace warpsmith {
+
+inline constexpr int kArchPaths[] = {75, 80, 90};
+inline constexpr int kMaxDevices = 64;
+
+namespace detail {
+
+// Asked for its attributes: tells which architecture this binary was compiled for, whoever assembled it last.
+static __global__ void arch_probe_kernel() {}
+
+inline int newest_path_within(int compute_capability) {
+  int path = 0;
+  for (int arch : kArchPaths) {
+    if (arch <= compute_capability) path = arch;
+  }
+  return path;
+}
+
+inline int device_attribute(cudaDeviceAttr attribute, int device) {
+  int value = 0;
+  CUDA_CHECK(cudaDeviceGetAttribute(&value, attribute, device));
+  return value;
+}
+
+// The newest path that the current device, `device`, and the code compiled for it both have.
+inline int available_arch(int device) {
+  static std::atomic<int> cache[kMaxDevices];
+  STD_TORCH_CHECK(device >= 0 && device < kMaxDevices, "device: index must be below ", kMaxDevices,
+                  ", got ", device);
+  int arch = cache[device].load(std::memory_order_relaxed);
+  if (arch == 0) {
+    const int capability = 10 * device_attribute(cudaDevAttrComputeCapabilityMajor, device) +
+                           device_attribute(cudaDevAttrComputeCapabilityMinor, device);
+    cudaFuncAttributes attributes;
+    CUDA_CHECK(cudaFuncGetAttributes(&attributes, arch_probe_kernel));
+    const int compiled = attributes.ptxVersion;
+    arch = newest_path_within(capability < compiled ? capability : compiled);
+    STD_TORCH_CHECK(arch != 0, "device: compute capability 7.5 or newer is needed, got ",
+                    capability / 10, ".", capability % 10);
+    cache[device].store(arch, std::memory_order_relaxed);
+  }
+  return arch;
+}
+
+}  // namespace detail
+
+// `device` must be the current device (a guard is in place).
+inline int arch_path(int device) {
+  const int available = detail::available_arch(device);
+  const char* forced = std::getenv("WARPSMITH_ARCH");
+  if (forced == nullptr || *forced == '\0') return available;
+  for (int arch : kArchPaths) {
+    const char digits[] = {static_cast<char>('0' + arch / 10), static_cast<char>('0' + arch % 10),
+                           '\0'};
+    if (std::strcmp(forced, digits) == 0) {
+      STD_TORCH_CHECK(arch <= available, "WARPSMITH_ARCH: device ", device,
+                      " and this build have paths up to ", available, ", got ", forced);
+      return arch;
+    }
+  }
+  STD_TORCH_CHECK(false, "WARPSMITH_ARCH: must be 75, 80 or 90, got ", forced);
+}
+
+// Bytes one block may use on the path, never more than the device has: a forced path keeps the limits of its GPU.
+inline int shared_memory_limit(int device, int arch) {
+  const int path_limit = 1024 * (arch == 75 ? 64 : arch == 80 ? 163 : 227);
+  const int device_limit =
+      detail::device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  return path_limit < device_limit ? path_limit : device_limit;
+}
+
+}  // namespace warpsmith

@@ -1,0 +1,144 @@
+// Kernels hold copies of this header: edit the one in shared/include and run `make sync-shared`.
+//
+// Argument checks shared by all ops. Messages name the argument, the rule and the value received.
+#pragma once
+
+#include <cstdint>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/util/Exception.h>
+
+namespace warpsmith {
+
+using torch::stable::Tensor;
+
+template <typename Sizes>
+std::string shape_string(const Sizes& sizes) {
+  std::ostringstream text;
+  text << '[';
+  for (size_t i = 0; i < sizes.size(); ++i) text << (i ? ", " : "") << sizes[i];
+  text << ']';
+  return text.str();
+}
+
+inline std::string device_string(const Tensor& tensor) {
+  std::ostringstream text;
+  text << (tensor.is_cuda() ? "cuda" : tensor.is_cpu() ? "cpu" : "another device");
+  if (tensor.is_cuda()) text << ':' << tensor.get_device_index();
+  return text.str();
+}
+
+inline void check_same_device(const Tensor& tensor, const char* name, const Tensor& reference,
+                              const char* reference_name) {
+  const bool same = tensor.is_cuda() == reference.is_cuda() &&
+                    tensor.is_cpu() == reference.is_cpu() &&
+                    tensor.get_device_index() == reference.get_device_index();
+  STD_TORCH_CHECK(same, name, ": must be on the device of ", reference_name, ", ",
+                  device_string(reference), ", got ", device_string(tensor));
+}
+
+inline void check_same_dtype(const Tensor& tensor, const char* name, const Tensor& reference,
+                             const char* reference_name) {
+  STD_TORCH_CHECK(tensor.scalar_type() == reference.scalar_type(), name,
+                  ": must have the dtype of ", reference_name, ", ",
+                  torch::headeronly::toString(reference.scalar_type()), ", got ",
+                  torch::headeronly::toString(tensor.scalar_type()));
+}
+
+inline void check_shape(const Tensor& tensor, const char* name,
+                        const std::vector<int64_t>& expected) {
+  const auto sizes = tensor.sizes();
+  bool same = sizes.size() == expected.size();
+  for (size_t i = 0; same && i < expected.size(); ++i) same = sizes[i] == expected[i];
+  STD_TORCH_CHECK(same, name, ": must have shape ", shape_string(expected), ", got ",
+                  shape_string(sizes));
+}
+
+namespace detail {
+
+inline int64_t gcd(int64_t a, int64_t b) {
+  while (b != 0) {
+    const int64_t rest = a % b;
+    a = b;
+    b = rest;
+  }
+  return a;
+}
+
+// Dims with a stride below `threshold` span an interval; the others step by multiples of `step`.
+struct Footprint {
+  int64_t span;
+  int64_t step;
+};
+
+inline Footprint footprint(const Tensor& tensor, int64_t threshold) {
+  const int64_t item = static_cast<int64_t>(tensor.element_size());
+  Footprint result{item, 0};
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    const int64_t size = tensor.size(dim), stride = tensor.stride(dim) * item;
+    if (size == 1) continue;
+    if (stride < threshold) {
+      result.span += (size - 1) * stride;
+    } else {
+      result.step = gcd(stride, result.step);
+    }
+  }
+  return result;
+}
+
+}  // namespace detail
+
+// Whether two non-empty tensors may share a byte. Interleaved views of one buffer (channels, planes, columns) are told
+// apart: at some stride of theirs, both stay within fixed, disjoint intervals of every period.
+inline bool may_overlap(const Tensor& a, const Tensor& b) {
+  const int64_t begin_a = reinterpret_cast<int64_t>(a.data_ptr());
+  const int64_t begin_b = reinterpret_cast<int64_t>(b.data_ptr());
+  const auto disjoint_at = [&](int64_t threshold) {
+    const detail::Footprint fa = detail::footprint(a, threshold);
+    const detail::Footprint fb = detail::footprint(b, threshold);
+    const int64_t period = detail::gcd(fa.step, fb.step);
+    if (period == 0) return begin_a + fa.span <= begin_b || begin_b + fb.span <= begin_a;
+    const int64_t offset = ((begin_b - begin_a) % period + period) % period;
+    return fa.span <= offset && offset + fb.span <= period;
+  };
+  if (disjoint_at(INT64_MAX)) return false;
+  for (const Tensor* tensor : {&a, &b}) {
+    const int64_t item = static_cast<int64_t>(tensor->element_size());
+    for (int64_t dim = 0; dim < tensor->dim(); ++dim) {
+      const int64_t stride = tensor->stride(dim) * item;
+      if (tensor->size(dim) > 1 && stride > 0 && disjoint_at(stride)) return false;
+    }
+  }
+  return true;
+}
+
+inline void check_no_overlap(const Tensor& written, const char* name, const Tensor& read,
+                             const char* read_name) {
+  if (written.numel() == 0 || read.numel() == 0) return;
+  STD_TORCH_CHECK(!may_overlap(written, read), name, ": must not share memory with ", read_name);
+}
+
+// Every element of a tensor that is written must have memory of its own. Sufficient condition: sorted by stride, each
+// dim steps past all the smaller ones.
+inline void check_no_self_overlap(const Tensor& written, const char* name) {
+  if (written.numel() == 0) return;
+  std::vector<int64_t> dims;
+  for (int64_t dim = 0; dim < written.dim(); ++dim) {
+    if (written.size(dim) == 1) continue;
+    auto at = dims.begin();
+    while (at != dims.end() && written.stride(*at) < written.stride(dim)) ++at;
+    dims.insert(at, dim);
+  }
+  int64_t extent = 1;
+  for (int64_t dim : dims) {
+    STD_TORCH_CHECK(written.stride(dim) >= extent, name,
+                    ": every element must have memory of its own, got strides ",
+                    shape_string(written.strides()), " for shape ", shape_string(written.sizes()));
+    extent += (written.size(dim) - 1) * written.stride(dim);
+  }
+}
+
+}  // namespace warpsmith

@@ -1,0 +1,62 @@
+// Kernels hold copies of this header: edit the one in shared/include and run `make sync-shared`.
+//
+// Aligned vectors of 1 to 16 bytes, and the one rule that picks their width.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+
+#include <cuda_runtime.h>
+
+namespace warpsmith {
+
+template <int kBytes>
+struct VecWord;
+template <>
+struct VecWord<1> {
+  using type = uint8_t;
+};
+template <>
+struct VecWord<2> {
+  using type = uint16_t;
+};
+template <>
+struct VecWord<4> {
+  using type = uint32_t;
+};
+template <>
+struct VecWord<8> {
+  using type = uint2;
+};
+template <>
+struct VecWord<16> {
+  using type = uint4;
+};
+
+template <typename T, int kBytes>
+struct alignas(kBytes) Vec {
+  static constexpr int kSize = kBytes / sizeof(T);
+  using Word = typename VecWord<kBytes>::type;
+  T elements[kSize];
+
+  static __device__ __forceinline__ Vec load(const T* from) {
+    union {
+      Word word;
+      Vec vec;
+    } u{*reinterpret_cast<const Word*>(from)};
+    return u.vec;
+  }
+
+  __device__ __forceinline__ void store(T* to) const {
+    *reinterpret_cast<Word*>(to) = *reinterpret_cast<const Word*>(this);
+  }
+};
+
+// Addresses and strides in bytes of every operand of an access; the widest power of two that divides them all.
+inline int widest_vector_bytes(std::initializer_list<uint64_t> addresses_and_strides) {
+  uint64_t bits = 16;
+  for (uint64_t value : addresses_and_strides) bits |= value;
+  return static_cast<int>(bits & (~bits + 1));
+}
+
+}  // namespace warpsmith
