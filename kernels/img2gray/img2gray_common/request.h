@@ -8,7 +8,7 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include "img2gray_common/formula.h"
-#include "warpsmith/loop_nest.h"
+#include "img2gray_common/pixels.h"
 #include "warpsmith/tensor_check.h"
 
 namespace img2gray {
@@ -83,11 +83,6 @@ inline bool copy_single_channel(const Tensor& image, Tensor& out, const Options&
   return true;
 }
 
-// Operand order of the loop nest.
-enum Operand { kOut = 0, kImage = 1, kNumOperands = 2 };
-
-using PixelNest = warpsmith::LoopNest<kNumOperands>;
-
 // The pixels of image and out: all dims but the channel.
 inline PixelNest pixel_nest(const Tensor& image, const Tensor& out, const Options& options) {
   const int64_t channel = channel_dim(image, options.channels_last);
@@ -107,23 +102,6 @@ inline PixelNest pixel_nest(const Tensor& image, const Tensor& out, const Option
     nest.sizes[0] = nest.strides[0][kOut] = nest.strides[0][kImage] = 1;
   }
   return nest;
-}
-
-// How the pixels of one row lie in memory.
-enum class RowLayout : int {
-  kPacked,   // channels of a pixel side by side, pixels one after the other
-  kPlanar,   // pixels of a channel side by side
-  kStrided,  // anything else
-};
-
-inline constexpr const char* kRowLayoutNames[] = {"packed", "planar", "strided"};
-
-inline RowLayout row_layout(const PixelNest& nest, int64_t channels, int64_t channel_stride) {
-  if (nest.strides[0][kOut] != 1) return RowLayout::kStrided;
-  const int64_t pixel_stride = nest.strides[0][kImage];
-  if (channel_stride == 1 && pixel_stride == channels) return RowLayout::kPacked;
-  if (pixel_stride == 1) return RowLayout::kPlanar;
-  return RowLayout::kStrided;
 }
 
 }  // namespace img2gray

@@ -4,6 +4,7 @@
 
 #include "warpsmith/device_info.h"
 
+#include "img2gray_common/request.h"
 #include "img2gray_cuda/img2gray_fwd.cuh"
 #include "torch-ext/torch_binding.h"
 

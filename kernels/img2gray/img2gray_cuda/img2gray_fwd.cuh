@@ -9,7 +9,8 @@
 // Vectors have the widest power of two that divides every address and stride; the end of a row is done by elements.
 #pragma once
 
-#include "img2gray_common/request.h"
+#include "img2gray_common/formula.h"
+#include "img2gray_common/pixels.h"
 #include "warpsmith/check.h"
 #include "warpsmith/cp_async.cuh"
 #include "warpsmith/launch.cuh"
@@ -44,17 +45,10 @@ inline constexpr int kTilePixels = kWarpSize * 16 / static_cast<int>(sizeof(T));
 template <typename T>
 inline constexpr int kStagedTileBytes = kTilePixels<T> * 3 * static_cast<int>(sizeof(T));
 
-template <typename T>
+template <typename T, Conversion kConversion>
 __device__ __forceinline__ T gray_of(const GrayMath<T>& math, T red, T green, T blue) {
   if constexpr (std::is_integral_v<T>) {
-    switch (math.conversion) {
-      case Conversion::kTruncate:
-        return integer_gray<T, Conversion::kTruncate>(math, red, green, blue);
-      case Conversion::kRound:
-        return integer_gray<T, Conversion::kRound>(math, red, green, blue);
-      default:
-        return integer_gray<T, Conversion::kFixedPoint>(math, red, green, blue);
-    }
+    return integer_gray<T, kConversion>(math, red, green, blue);
   } else {
     using warpsmith::to_compute;
     return warpsmith::from_compute<T>(
@@ -62,11 +56,29 @@ __device__ __forceinline__ T gray_of(const GrayMath<T>& math, T red, T green, T 
   }
 }
 
-// Channel values of one pixel in memory order.
-template <typename T>
-__device__ __forceinline__ T gray_of(const GrayParams<T>& p, T first, T second, T third) {
+// gray[i] of the pixels whose channels, in memory order, are channel(i, 0), channel(i, 1), channel(i, 2).
+template <int kCount, typename T, typename Channel>
+__device__ __forceinline__ void gray_pixels(const GrayParams<T>& p, const Channel& channel,
+                                            T* gray) {
   const bool reversed = p.red_channel != 0;
-  return gray_of(p.math, reversed ? third : first, second, reversed ? first : third);
+  const auto evaluate = [&](auto conversion) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const T first = channel(i, 0), second = channel(i, 1), third = channel(i, 2);
+      gray[i] = gray_of<T, decltype(conversion)::value>(p.math, reversed ? third : first, second,
+                                                        reversed ? first : third);
+    }
+  };
+  using Truncate = std::integral_constant<Conversion, Conversion::kTruncate>;
+  using Round = std::integral_constant<Conversion, Conversion::kRound>;
+  using FixedPoint = std::integral_constant<Conversion, Conversion::kFixedPoint>;
+  if (std::is_same_v<T, uint16_t> && p.math.conversion == Conversion::kFixedPoint) {
+    evaluate(FixedPoint{});
+  } else if (std::is_integral_v<T> && p.math.conversion == Conversion::kRound) {
+    evaluate(Round{});
+  } else {
+    evaluate(Truncate{});
+  }
 }
 
 struct RowOffsets {
@@ -126,14 +138,13 @@ __global__ void __launch_bounds__(kBlockThreads, kMinBlocks)
       const V a = V::load(at), b = V::load(at + p.channel_stride),
               c = V::load(at + 2 * p.channel_stride);
       V gray;
-#pragma unroll
-      for (int i = 0; i < V::kSize; ++i) {
-        gray.elements[i] = gray_of(p, a.elements[i], b.elements[i], c.elements[i]);
-      }
+      gray_pixels<V::kSize>(
+          p, [&](int i, int k) { return (k == 0 ? a : k == 1 ? b : c).elements[i]; },
+          gray.elements);
       gray.store(tile.out + first);
     } else {
       for (int i = first; i < tile.pixels; ++i, ++at) {
-        tile.out[i] = gray_of(p, at[0], at[p.channel_stride], at[2 * p.channel_stride]);
+        gray_pixels<1>(p, [&](int, int k) { return at[k * p.channel_stride]; }, tile.out + i);
       }
     }
   }
@@ -190,15 +201,12 @@ __global__ void __launch_bounds__(kBlockThreads, kMinBlocks)
 #pragma unroll
       for (int i = 0; i < 3; ++i) pixels.words[i] = V::load(staged + 3 * first + i * V::kSize);
       V gray;
-#pragma unroll
-      for (int i = 0; i < V::kSize; ++i) {
-        gray.elements[i] = gray_of(p, pixels.channels[3 * i], pixels.channels[3 * i + 1],
-                                   pixels.channels[3 * i + 2]);
-      }
+      gray_pixels<V::kSize>(
+          p, [&](int i, int k) { return pixels.channels[3 * i + k]; }, gray.elements);
       gray.store(tile.out + first);
     } else {
       for (int i = first; i < tile.pixels; ++i) {
-        tile.out[i] = gray_of(p, staged[3 * i], staged[3 * i + 1], staged[3 * i + 2]);
+        gray_pixels<1>(p, [&](int, int k) { return staged[3 * i + k]; }, tile.out + i);
       }
     }
   }
@@ -229,15 +237,12 @@ __global__ void __launch_bounds__(kBlockThreads, kMinBlocks)
 #pragma unroll
       for (int i = 0; i < kGroupVectors; ++i) pixels.words[i] = V::load(at + i * V::kSize);
       Out gray;
-#pragma unroll
-      for (int i = 0; i < kGroupPixels; ++i) {
-        gray.elements[i] = gray_of(p, pixels.channels[4 * i], pixels.channels[4 * i + 1],
-                                   pixels.channels[4 * i + 2]);
-      }
+      gray_pixels<kGroupPixels>(
+          p, [&](int i, int k) { return pixels.channels[4 * i + k]; }, gray.elements);
       gray.store(tile.out + first);
     } else {
       for (int i = first; i < tile.pixels; ++i, at += 4) {
-        tile.out[i] = gray_of(p, at[0], at[1], at[2]);
+        gray_pixels<1>(p, [&](int, int k) { return at[k]; }, tile.out + i);
       }
     }
   }
@@ -254,8 +259,8 @@ __global__ void __launch_bounds__(kBlockThreads, kMinBlocks)
     const int64_t column = static_cast<Index>(i) - row * row_length;
     const RowOffsets offsets = row_offsets(p, row);
     const T* at = p.image + offsets.of[kImage] + column * p.nest.strides[0][kImage];
-    p.out[offsets.of[kOut] + column * p.nest.strides[0][kOut]] =
-        gray_of(p, at[0], at[p.channel_stride], at[2 * p.channel_stride]);
+    gray_pixels<1>(p, [&](int, int k) { return at[k * p.channel_stride]; },
+                   p.out + offsets.of[kOut] + column * p.nest.strides[0][kOut]);
   }
 }
 

@@ -11,9 +11,6 @@ from einops import rearrange
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-cv2 = pytest.importorskip("cv2")
-Image = pytest.importorskip("PIL.Image")
-
 DTYPES = [torch.uint8, torch.uint16, torch.float16, torch.bfloat16, torch.float32, torch.float64]
 FLOATS = [dtype for dtype in DTYPES if dtype.is_floating_point]
 ISAS = ["baseline", "avx2", "avx512"]
@@ -55,13 +52,22 @@ def all_colours():
 
 @pytest.fixture(scope="module")
 def expected_of_all_colours(all_colours, reference):
-    rgb = all_colours.numpy()
     return {
-        "pil": np.asarray(Image.fromarray(rgb).convert("L")),
-        "opencv": cv2.cvtColor(rgb, cv2.COLOR_RGB2GRAY),
-        "bt601": reference(all_colours, layout="HWC", keepdim=False).numpy(),
-        "bt709": reference(all_colours, layout="HWC", weights="bt709", keepdim=False).numpy(),
+        weights: reference(all_colours, layout="HWC", weights=weights, keepdim=False)
+        for weights in ("pil", "opencv", "bt601", "bt709")
     }
+
+
+def test_reference_is_pillow_over_all_colours(all_colours, expected_of_all_colours):
+    Image = pytest.importorskip("PIL.Image")
+    pillow = np.asarray(Image.fromarray(all_colours.numpy()).convert("L"))
+    assert np.array_equal(expected_of_all_colours["pil"].numpy(), pillow)
+
+
+def test_reference_is_opencv_over_all_colours(all_colours, expected_of_all_colours):
+    cv2 = pytest.importorskip("cv2")
+    opencv = cv2.cvtColor(all_colours.numpy(), cv2.COLOR_RGB2GRAY)
+    assert np.array_equal(expected_of_all_colours["opencv"].numpy(), opencv)
 
 
 @pytest.fixture(params=ISAS)
@@ -79,7 +85,7 @@ def isa(request, monkeypatch, kernel):
 def test_all_colours_on_every_isa(img2gray, kernel, isa, all_colours, expected_of_all_colours, weights):
     gray = img2gray(all_colours, layout="HWC", weights=weights, keepdim=False)
     assert kernel.last_path().startswith(f"cpu {isa} packed")
-    assert np.array_equal(gray.numpy(), expected_of_all_colours[weights])
+    assert torch.equal(gray, expected_of_all_colours[weights])
 
 
 @pytest.mark.parametrize("layout", ["HWC", "CHW"])
@@ -87,11 +93,12 @@ def test_all_colours_on_every_isa(img2gray, kernel, isa, all_colours, expected_o
 def test_all_colours_on_every_device(img2gray, device, all_colours, expected_of_all_colours, weights, layout):
     image = all_colours if layout == "HWC" else rearrange(all_colours, "h w c -> c h w").contiguous()
     gray = img2gray(image.to(device), layout=layout, weights=weights, keepdim=False)
-    assert np.array_equal(gray.cpu().numpy(), expected_of_all_colours[weights])
+    assert torch.equal(gray.cpu(), expected_of_all_colours[weights])
 
 
 @pytest.mark.parametrize("order", ["RGB", "BGR"])
 def test_opencv_uint16(img2gray, device, generator, order):
+    cv2 = pytest.importorskip("cv2")
     image = random_image((311, 401, 3), torch.uint16, generator)
     image[:2] = 65535
     code = cv2.COLOR_RGB2GRAY if order == "RGB" else cv2.COLOR_BGR2GRAY
@@ -100,6 +107,7 @@ def test_opencv_uint16(img2gray, device, generator, order):
 
 
 def test_opencv_float32(img2gray, device, generator):
+    cv2 = pytest.importorskip("cv2")
     image = random_image((311, 401, 3), torch.float32, generator, low=0.0)
     gray = img2gray(image.to(device), layout="HWC", weights="opencv", keepdim=False)
     np.testing.assert_allclose(gray.cpu().numpy(), cv2.cvtColor(image.numpy(), cv2.COLOR_RGB2GRAY), rtol=1e-6)

@@ -1,0 +1,71 @@
+# Kernels are the directories with a build.toml. BUILDER=auto|nix|local chooses how they are built.
+KERNELS := $(patsubst kernels/%/build.toml,%,$(wildcard kernels/*/build.toml))
+GPU_TARGETS := h100 a100 t4
+TARGETS := cpu release $(GPU_TARGETS)
+MORE_TARGETS := ptx75 ptx80
+BUILDER ?= auto
+VARIANT ?=
+export BUILDER VARIANT
+
+PYTHON := .venv/bin/python
+NIX := nix --extra-experimental-features 'nix-command flakes'
+CODE := git ls-files -co --exclude-standard -- '*.h' '*.cuh' '*.cpp' '*.cu' ':!kernels/*/include/warpsmith'
+
+.DEFAULT_GOAL := help
+.PHONY: help venv build-all release test check check-nix sync-shared fmt devshell clean distclean
+
+help: ## Print this list
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p; s/^## ([^:]+): (.*)/\1\t\2/p' $(MAKEFILE_LIST) | \
+	  awk -F'\t' '{ printf "make %-26s %s\n", $$1, $$2 }'
+
+venv: ## Create .venv with the pinned tools and libraries
+	@ci/bootstrap.sh
+
+build-all: ## Build every kernel for cpu, release and each GPU target
+	@ci/build.sh "$(KERNELS)" "$(TARGETS)"
+
+release: ## Build every kernel as it would be published: all capabilities in one library, and cpu
+	@ci/build.sh "$(KERNELS)" "cpu release"
+
+## build-<kernel>: Build one kernel for all of these
+## build-<kernel>-<target>: Build one kernel for cpu, release, h100, a100, t4, ptx75 or ptx80
+define kernel_rules
+.PHONY: build-$(1) $(foreach t,$(TARGETS) $(MORE_TARGETS),build-$(1)-$(t))
+build-$(1):
+	@ci/build.sh "$(1)" "$(TARGETS)"
+$(foreach t,$(TARGETS) $(MORE_TARGETS),build-$(1)-$(t)): build-$(1)-%:
+	@ci/build.sh "$(1)" "$$*"
+endef
+$(foreach k,$(KERNELS),$(eval $(call kernel_rules,$(k))))
+
+test: venv ## Build the cpu variants and run all tests
+	@$(PYTHON) -m ci.build --target cpu
+	$(PYTHON) -m pytest
+
+check: venv ## Check build.toml files, shared headers, bindings and what git tracks
+	@$(PYTHON) -m ci.check
+
+check-nix: ## Check the flakes without a network
+	@ci/check-nix.sh
+
+sync-shared: venv ## Copy the shared headers that each kernel uses into the kernel
+	@$(PYTHON) -m ci.sync_shared
+
+fmt: venv ## Format Python, C++ and CUDA sources
+	$(PYTHON) -m ruff format .
+	$(PYTHON) -m ruff check --fix .
+	$(CODE) | xargs -r .venv/bin/clang-format -i
+	@$(PYTHON) -m ci.sync_shared
+
+devshell: ## Enter the Nix shell of KERNEL=<kernel>, optionally of one VARIANT=<variant>
+	@test -n "$(KERNEL)" || { echo "usage: make devshell KERNEL=<kernel> [VARIANT=<variant>]" >&2; exit 2; }
+	$(NIX) develop '$(if $(VARIANT),./kernels/$(KERNEL)#$(VARIANT),.#$(KERNEL))'
+
+clean: ## Remove everything generated but .venv
+	rm -rf .build dist result* *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(foreach k,$(KERNELS),$(addprefix kernels/$(k)/,build dist result* _cmake_build cmake \
+	  CMakeLists.txt pyproject.toml setup.py metadata-*.json torch-ext/registration.h torch-ext/*/_ops.py))
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+
+distclean: clean ## Remove .venv as well
+	rm -rf .venv
