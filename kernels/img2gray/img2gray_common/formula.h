@@ -93,26 +93,32 @@ IMG2GRAY_INLINE float saturate(float value) {
   return positive < kMax ? positive : kMax;
 }
 
-// Half to even for 0 <= value < 2^22, in any rounding unit that has fp32 addition.
-IMG2GRAY_INLINE float round_half_even(float value) {
-  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: the sum has no fraction bits left
-  return (value + kMagic) - kMagic;
+// Added to a number in [0, 2^23), 2^23 leaves no fraction bits, and the integer in the low bits of the sum.
+inline constexpr float kTwoTo23 = 8388608.0f;
+
+// 0 <= value < 2^16, truncated or rounded half to even, in the low 16 bits.
+template <bool kRound>
+IMG2GRAY_INLINE uint32_t float_to_integer(float value) {
+#if defined(__CUDA_ARCH__)
+  return __float_as_uint(kRound ? __fadd_rn(value, kTwoTo23) : __fadd_rz(value, kTwoTo23));
+#else
+  return static_cast<uint32_t>(
+      static_cast<int32_t>(kRound ? (value + kTwoTo23) - kTwoTo23 : value));
+#endif
 }
 
-template <typename T, Conversion kConversion>
-IMG2GRAY_INLINE T integer_gray(const GrayMath<T>& math, T red, T green, T blue) {
-  static_assert(std::is_integral_v<T>);
-  if constexpr (kConversion == Conversion::kFixedPoint) {
-    // Only uint16 gets here, with OpenCV's weights: the sum stays below 2^32.
-    constexpr FixedPoint kFixed = kOpenCvWeights;
-    return static_cast<T>((red * kFixed.red + green * kFixed.green + blue * kFixed.blue +
-                           (1u << (kFixed.shift - 1))) >>
-                          kFixed.shift);
-  } else {
-    float sum = saturate<T>(weighted_sum<T>(math, red, green, blue));
-    if constexpr (kConversion == Conversion::kRound) sum = round_half_even(sum);
-    return static_cast<T>(static_cast<int32_t>(sum));
-  }
+// An integer pixel, in the low bits, from its channels as floats.
+template <typename T, bool kRound>
+IMG2GRAY_INLINE uint32_t integer_gray(const GrayMath<T>& math, float red, float green, float blue) {
+  const float sum = weighted_sum<T>(math, red, green, blue);
+  return float_to_integer<kRound>(saturate<T>(sum));
+}
+
+// OpenCV's integers; only uint16 needs them, whose sums stay below 2^32.
+IMG2GRAY_INLINE uint32_t fixed_point_gray(uint32_t red, uint32_t green, uint32_t blue) {
+  constexpr FixedPoint kFixed = kOpenCvWeights;
+  const uint32_t sum = red * kFixed.red + green * kFixed.green + blue * kFixed.blue;
+  return (sum + (1u << (kFixed.shift - 1))) >> kFixed.shift;
 }
 
 }  // namespace img2gray

@@ -85,12 +85,19 @@ void narrow_block(const float* src, int n, Half* dst) {
   for (; i < n; ++i) dst[i] = Half(src[i] == src[i] ? src[i] : __builtin_nanf(""));
 }
 
-template <typename T, Conversion kConversion>
+template <typename T, bool kRound>
 void integer_block(const GrayMath<T>& math, const T* red, const T* green, const T* blue, int n,
                    T* dst) {
   const GrayMath<T> local = math;
   for (int i = 0; i < n; ++i) {
-    dst[i] = integer_gray<T, kConversion>(local, red[i], green[i], blue[i]);
+    dst[i] = static_cast<T>(integer_gray<T, kRound>(local, red[i], green[i], blue[i]));
+  }
+}
+
+void fixed_point_block(const uint16_t* red, const uint16_t* green, const uint16_t* blue, int n,
+                       uint16_t* dst) {
+  for (int i = 0; i < n; ++i) {
+    dst[i] = static_cast<uint16_t>(fixed_point_gray(red[i], green[i], blue[i]));
   }
 }
 
@@ -98,14 +105,14 @@ template <typename T>
 void gray_block(const GrayMath<T>& math, const T* red, const T* green, const T* blue, int n,
                 T* dst) {
   if constexpr (std::is_integral_v<T>) {
-    switch (math.conversion) {
-      case Conversion::kTruncate:
-        return integer_block<T, Conversion::kTruncate>(math, red, green, blue, n, dst);
-      case Conversion::kRound:
-        return integer_block<T, Conversion::kRound>(math, red, green, blue, n, dst);
-      case Conversion::kFixedPoint:
-        return integer_block<T, Conversion::kFixedPoint>(math, red, green, blue, n, dst);
+    if constexpr (std::is_same_v<T, uint16_t>) {
+      if (math.conversion == Conversion::kFixedPoint) {
+        return fixed_point_block(red, green, blue, n, dst);
+      }
     }
+    const auto block = math.conversion == Conversion::kRound ? integer_block<T, true>
+                                                             : integer_block<T, false>;
+    block(math, red, green, blue, n, dst);
   } else {
     using C = compute_t<T>;
     C buffers[3][kBlock], sums[kBlock];

@@ -25,6 +25,7 @@ void launch_typed(const Tensor& image, Tensor& out, const Options& options) {
                        0,
                        0,
                        options.bgr ? 2 : 0,
+                       0x4b000000u,
                        make_math<T>(options.formula, options.red, options.green, options.blue)};
   const PixelNest& nest = params.nest;
   const RowLayout layout = row_layout(nest, channels, channel_stride);
@@ -43,7 +44,7 @@ void launch_typed(const Tensor& image, Tensor& out, const Options& options) {
   const GrayConfig config = choose_config(
       {layout, channels, nest.sizes[0], params.num_rows, static_cast<int>(sizeof(T)),
        warpsmith::widest_vector_bytes({bits})},
-      arch, warpsmith::shared_memory_limit(device, arch));
+      warpsmith::shared_memory_limit(device, arch));
   void* stream = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
   launch_gray(params, config, static_cast<cudaStream_t>(stream));

@@ -2,17 +2,17 @@
 //
 // A row is a run of pixels that out stores side by side. Warps take tiles of 32 x 16 bytes of output:
 //   planar   three coalesced vector loads, one vector store per thread
-//   packed   3 channels: the tile is staged in shared memory with coalesced vectors (asynchronously from 8.0 on), each
-//            thread then reads the bytes of its own pixels, 48 bytes apart for the next thread: no bank conflicts
+//   packed   3 channels: the tile is staged in shared memory with coalesced vectors, each thread then reads the bytes of
+//            its own pixels, 48 bytes apart from the next thread's: no bank conflicts
 //            4 channels: pixels do not straddle 16 bytes, loads and stores are coalesced without staging
 //   strided  one pixel per thread, channels read where they lie
+// All paths run the same code: copies from 8.0 on that bypass registers were measured and gain nothing here.
 // Vectors have the widest power of two that divides every address and stride; the end of a row is done by elements.
 #pragma once
 
 #include "img2gray_common/formula.h"
 #include "img2gray_common/pixels.h"
 #include "warpsmith/check.h"
-#include "warpsmith/cp_async.cuh"
 #include "warpsmith/launch.cuh"
 #include "warpsmith/numeric.cuh"
 #include "warpsmith/vec.cuh"
@@ -31,13 +31,20 @@ struct GrayParams {
   int64_t channel_stride;
   uint32_t num_tiles;      // tile kernels only: choose_config keeps larger counts away from them
   uint32_t tiles_per_row;  // likewise
-  int red_channel;  // 0 or 2; blue is the other
+  int red_channel;         // 0 or 2; blue is the other
+  uint32_t two_to_23;      // bits of kTwoTo23: unknown to the compiler, so that byte permutes keep it in a register
   GrayMath<T> math;
 };
 
 inline constexpr int kWarpsPerBlock = 8;
 inline constexpr int kBlockThreads = kWarpsPerBlock * kWarpSize;
-inline constexpr int kMinBlocks = 4;  // all the threads of a 7.5 multiprocessor
+// Registers are capped so that this many blocks fit: uint8 needs the loads of 48 warps in flight to reach the copy rate.
+// A 7.5 multiprocessor has room for 4.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+inline constexpr int kMinBlocks = 4;
+#else
+inline constexpr int kMinBlocks = 6;
+#endif
 
 template <typename T>
 inline constexpr int kTilePixels = kWarpSize * 16 / static_cast<int>(sizeof(T));
@@ -45,40 +52,102 @@ inline constexpr int kTilePixels = kWarpSize * 16 / static_cast<int>(sizeof(T));
 template <typename T>
 inline constexpr int kStagedTileBytes = kTilePixels<T> * 3 * static_cast<int>(sizeof(T));
 
-template <typename T, Conversion kConversion>
-__device__ __forceinline__ T gray_of(const GrayMath<T>& math, T red, T green, T blue) {
-  if constexpr (std::is_integral_v<T>) {
-    return integer_gray<T, kConversion>(math, red, green, blue);
-  } else {
-    using warpsmith::to_compute;
-    return warpsmith::from_compute<T>(
-        weighted_sum<T>(math, to_compute(red), to_compute(green), to_compute(blue)));
-  }
-}
+// Vectors of pixels in registers. Elements narrower than a word are taken out of words by byte permutes.
+template <typename T, int kBytes, int kVectors>
+union Pixels {
+  static constexpr bool kWords = sizeof(T) < 4 && kVectors * kBytes % 4 == 0;
+  static constexpr int kPerWord = kWords ? 4 / static_cast<int>(sizeof(T)) : 1;
 
-// gray[i] of the pixels whose channels, in memory order, are channel(i, 0), channel(i, 1), channel(i, 2).
-template <int kCount, typename T, typename Channel>
-__device__ __forceinline__ void gray_pixels(const GrayParams<T>& p, const Channel& channel,
-                                            T* gray) {
+  Vec<T, kBytes> vectors[kVectors];
+  uint32_t words[kWords ? kVectors * kBytes / 4 : 1];
+  T elements[kVectors * kBytes / sizeof(T)];
+
+  __device__ __forceinline__ Pixels() {}
+
+  // Element `index`, an unsigned integer, in the low bits of `upper`.
+  __device__ __forceinline__ uint32_t bits_at(int index, uint32_t upper) const {
+    if constexpr (kWords) {
+      const int at = index % kPerWord;
+      const uint32_t picks = sizeof(T) == 1 ? 0x7650u + at : (at == 0 ? 0x7610u : 0x7632u);
+      return __byte_perm(words[index / kPerWord], upper, picks);
+    } else {
+      return upper | static_cast<uint32_t>(elements[index]);
+    }
+  }
+
+  // As a number: an integer is set into the mantissa of 2^23, which is then subtracted, since conversions run at a
+  // quarter of the rate.
+  __device__ __forceinline__ compute_t<T> number_at(int index, uint32_t two_to_23) const {
+    if constexpr (std::is_integral_v<T>) {
+      return __uint_as_float(bits_at(index, two_to_23)) - kTwoTo23;
+    } else if constexpr (kWords) {
+      const unsigned short bits = static_cast<unsigned short>(words[index / 2] >> (index % 2 * 16));
+      return warpsmith::to_compute(T(bits, T::from_bits()));
+    } else {
+      return warpsmith::to_compute(elements[index]);
+    }
+  }
+
+  // Integers: the low bits of each result.
+  template <int kCount>
+  __device__ __forceinline__ void pack(const uint32_t (&bits)[kCount]) {
+#pragma unroll
+    for (int i = 0; i < kCount; i += kPerWord) {
+      if constexpr (kPerWord == 4) {
+        words[i / 4] = __byte_perm(__byte_perm(bits[i], bits[i + 1], 0x0040),
+                                   __byte_perm(bits[i + 2], bits[i + 3], 0x0040), 0x5410);
+      } else if constexpr (kPerWord == 2) {
+        words[i / 2] = __byte_perm(bits[i], bits[i + 1], 0x5410);
+      } else {
+        elements[i] = static_cast<T>(bits[i]);
+      }
+    }
+  }
+};
+
+// Of the pixels whose channel k, in memory order, is element i * kPixelStep + k * kChannelStep.
+template <int kCount, int kPixelStep, int kChannelStep, typename T, int kBytes, int kVectors>
+__device__ __forceinline__ auto gray_pixels(const GrayParams<T>& p,
+                                            const Pixels<T, kBytes, kVectors>& pixels) {
+  Pixels<T, kCount * static_cast<int>(sizeof(T)), 1> gray;
   const bool reversed = p.red_channel != 0;
-  const auto evaluate = [&](auto conversion) {
+  const auto pixel = [&](int i, auto channel, auto evaluate) {
+    const auto first = channel(i * kPixelStep), second = channel(i * kPixelStep + kChannelStep),
+               third = channel(i * kPixelStep + 2 * kChannelStep);
+    return evaluate(reversed ? third : first, second, reversed ? first : third);
+  };
+  const auto number = [&](int index) { return pixels.number_at(index, p.two_to_23); };
+  if constexpr (std::is_integral_v<T>) {
+    uint32_t bits[kCount];
+    const auto all = [&](auto channel, auto evaluate) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) bits[i] = pixel(i, channel, evaluate);
+    };
+    if (sizeof(T) == 2 && p.math.conversion == Conversion::kFixedPoint) {
+      all([&](int index) { return pixels.bits_at(index, 0); }, fixed_point_gray);
+    } else if (p.math.conversion == Conversion::kRound) {
+      all(number, [&](float r, float g, float b) { return integer_gray<T, true>(p.math, r, g, b); });
+    } else {
+      all(number, [&](float r, float g, float b) { return integer_gray<T, false>(p.math, r, g, b); });
+    }
+    gray.pack(bits);
+  } else {
+    using C = compute_t<T>;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      const T first = channel(i, 0), second = channel(i, 1), third = channel(i, 2);
-      gray[i] = gray_of<T, decltype(conversion)::value>(p.math, reversed ? third : first, second,
-                                                        reversed ? first : third);
+      gray.elements[i] = warpsmith::from_compute<T>(pixel(
+          i, number, [&](C r, C g, C b) { return weighted_sum<T>(p.math, r, g, b); }));
     }
-  };
-  using Truncate = std::integral_constant<Conversion, Conversion::kTruncate>;
-  using Round = std::integral_constant<Conversion, Conversion::kRound>;
-  using FixedPoint = std::integral_constant<Conversion, Conversion::kFixedPoint>;
-  if (std::is_same_v<T, uint16_t> && p.math.conversion == Conversion::kFixedPoint) {
-    evaluate(FixedPoint{});
-  } else if (std::is_integral_v<T> && p.math.conversion == Conversion::kRound) {
-    evaluate(Round{});
-  } else {
-    evaluate(Truncate{});
   }
+  return gray;
+}
+
+template <typename T>
+__device__ __forceinline__ T gray_pixel(const GrayParams<T>& p, const T* at,
+                                        int64_t channel_stride) {
+  Pixels<T, sizeof(T), 3> pixels;
+  for (int k = 0; k < 3; ++k) pixels.elements[k] = at[k * channel_stride];
+  return gray_pixels<1, 3, 1>(p, pixels).elements[0];
 }
 
 struct RowOffsets {
@@ -135,23 +204,19 @@ __global__ void __launch_bounds__(kBlockThreads, kMinBlocks)
     const int first = (step * kWarpSize + lane) * V::kSize;
     const T* at = tile.image + first;
     if (first + V::kSize <= tile.pixels) {
-      const V a = V::load(at), b = V::load(at + p.channel_stride),
-              c = V::load(at + 2 * p.channel_stride);
-      V gray;
-      gray_pixels<V::kSize>(
-          p, [&](int i, int k) { return (k == 0 ? a : k == 1 ? b : c).elements[i]; },
-          gray.elements);
-      gray.store(tile.out + first);
+      Pixels<T, kBytes, 3> pixels;
+#pragma unroll
+      for (int k = 0; k < 3; ++k) pixels.vectors[k] = V::load(at + k * p.channel_stride);
+      gray_pixels<V::kSize, 1, V::kSize>(p, pixels).vectors[0].store(tile.out + first);
     } else {
       for (int i = first; i < tile.pixels; ++i, ++at) {
-        gray_pixels<1>(p, [&](int, int k) { return at[k * p.channel_stride]; }, tile.out + i);
+        tile.out[i] = gray_pixel(p, at, p.channel_stride);
       }
     }
   }
 }
 
-// kAsync: 16-byte copies that bypass registers; needs the 8.0 path.
-template <typename T, int kBytes, bool kAsync>
+template <typename T, int kBytes>
 __global__ void __launch_bounds__(kBlockThreads, kMinBlocks)
     packed3_kernel(const __grid_constant__ GrayParams<T> p) {
   using V = Vec<T, kBytes>;
@@ -163,23 +228,14 @@ __global__ void __launch_bounds__(kBlockThreads, kMinBlocks)
   if (index >= p.num_tiles) return;
   const Tile<T> tile = tile_at(p, index);
   if (tile.pixels == kTilePixels<T>) {
-    if constexpr (kAsync) {
+    V words[3 * kSteps];
 #pragma unroll
-      for (int i = 0; i < 3 * kSteps; ++i) {
-        const int at = (i * kWarpSize + lane) * V::kSize;
-        warpsmith::cp_async_16(staged + at, tile.image + at);
-      }
-      warpsmith::cp_async_wait_all();
-    } else {
-      V words[3 * kSteps];
+    for (int i = 0; i < 3 * kSteps; ++i) {
+      words[i] = V::load(tile.image + (i * kWarpSize + lane) * V::kSize);
+    }
 #pragma unroll
-      for (int i = 0; i < 3 * kSteps; ++i) {
-        words[i] = V::load(tile.image + (i * kWarpSize + lane) * V::kSize);
-      }
-#pragma unroll
-      for (int i = 0; i < 3 * kSteps; ++i) {
-        words[i].store(staged + (i * kWarpSize + lane) * V::kSize);
-      }
+    for (int i = 0; i < 3 * kSteps; ++i) {
+      words[i].store(staged + (i * kWarpSize + lane) * V::kSize);
     }
   } else {
     const int elements = 3 * tile.pixels;
@@ -194,19 +250,13 @@ __global__ void __launch_bounds__(kBlockThreads, kMinBlocks)
   for (int step = 0; step < kSteps; ++step) {
     const int first = (step * kWarpSize + lane) * V::kSize;
     if (first + V::kSize <= tile.pixels) {
-      union {
-        V words[3];
-        T channels[3 * V::kSize];
-      } pixels;
+      Pixels<T, kBytes, 3> pixels;
 #pragma unroll
-      for (int i = 0; i < 3; ++i) pixels.words[i] = V::load(staged + 3 * first + i * V::kSize);
-      V gray;
-      gray_pixels<V::kSize>(
-          p, [&](int i, int k) { return pixels.channels[3 * i + k]; }, gray.elements);
-      gray.store(tile.out + first);
+      for (int i = 0; i < 3; ++i) pixels.vectors[i] = V::load(staged + 3 * first + i * V::kSize);
+      gray_pixels<V::kSize, 3, 1>(p, pixels).vectors[0].store(tile.out + first);
     } else {
       for (int i = first; i < tile.pixels; ++i) {
-        gray_pixels<1>(p, [&](int, int k) { return staged[3 * i + k]; }, tile.out + i);
+        tile.out[i] = gray_pixel(p, staged + 3 * i, 1);
       }
     }
   }
@@ -220,7 +270,6 @@ __global__ void __launch_bounds__(kBlockThreads, kMinBlocks)
   constexpr int kGroupPixels = V::kSize < 4 ? 1 : V::kSize / 4;
   constexpr int kGroupVectors = 4 * kGroupPixels / V::kSize;
   constexpr int kGroupsPerLane = kTilePixels<T> / kWarpSize / kGroupPixels;
-  using Out = Vec<T, kGroupPixels * static_cast<int>(sizeof(T))>;
   const int lane = threadIdx.x % kWarpSize;
   const uint32_t index = tile_of_warp();
   if (index >= p.num_tiles) return;
@@ -230,20 +279,12 @@ __global__ void __launch_bounds__(kBlockThreads, kMinBlocks)
     const int first = (step * kWarpSize + lane) * kGroupPixels;
     const T* at = tile.image + 4 * first;
     if (first + kGroupPixels <= tile.pixels) {
-      union {
-        V words[kGroupVectors];
-        T channels[4 * kGroupPixels];
-      } pixels;
+      Pixels<T, kBytes, kGroupVectors> pixels;
 #pragma unroll
-      for (int i = 0; i < kGroupVectors; ++i) pixels.words[i] = V::load(at + i * V::kSize);
-      Out gray;
-      gray_pixels<kGroupPixels>(
-          p, [&](int i, int k) { return pixels.channels[4 * i + k]; }, gray.elements);
-      gray.store(tile.out + first);
+      for (int i = 0; i < kGroupVectors; ++i) pixels.vectors[i] = V::load(at + i * V::kSize);
+      gray_pixels<kGroupPixels, 4, 1>(p, pixels).vectors[0].store(tile.out + first);
     } else {
-      for (int i = first; i < tile.pixels; ++i, at += 4) {
-        gray_pixels<1>(p, [&](int, int k) { return at[k]; }, tile.out + i);
-      }
+      for (int i = first; i < tile.pixels; ++i, at += 4) tile.out[i] = gray_pixel(p, at, 1);
     }
   }
 }
@@ -259,15 +300,14 @@ __global__ void __launch_bounds__(kBlockThreads, kMinBlocks)
     const int64_t column = static_cast<Index>(i) - row * row_length;
     const RowOffsets offsets = row_offsets(p, row);
     const T* at = p.image + offsets.of[kImage] + column * p.nest.strides[0][kImage];
-    gray_pixels<1>(p, [&](int, int k) { return at[k * p.channel_stride]; },
-                   p.out + offsets.of[kOut] + column * p.nest.strides[0][kOut]);
+    p.out[offsets.of[kOut] + column * p.nest.strides[0][kOut]] =
+        gray_pixel(p, at, p.channel_stride);
   }
 }
 
-enum class Strategy : int { kPlanar, kPacked3, kPacked3Async, kPacked4, kStrided };
+enum class Strategy : int { kPlanar, kPacked3, kPacked4, kStrided };
 
-inline constexpr const char* kStrategyNames[] = {"planar", "packed3", "packed3_async", "packed4",
-                                                 "strided"};
+inline constexpr const char* kStrategyNames[] = {"planar", "packed3", "packed4", "strided"};
 
 struct GrayConfig {
   Strategy strategy;
@@ -285,8 +325,8 @@ struct GrayShape {
   int vector_bytes;  // the widest that all addresses and strides allow
 };
 
-// Pure: sizes, path and limits in, launch out.
-inline GrayConfig choose_config(const GrayShape& shape, int arch, int shared_memory_limit) {
+// Pure: sizes and limits in, launch out.
+inline GrayConfig choose_config(const GrayShape& shape, int shared_memory_limit) {
   const int tile_pixels = kWarpSize * 16 / shape.element_bytes;
   const int staged_bytes = kWarpsPerBlock * tile_pixels * 3 * shape.element_bytes;
   const int64_t tiles = shape.num_rows * warpsmith::ceil_div(shape.row_length, tile_pixels);
@@ -302,9 +342,7 @@ inline GrayConfig choose_config(const GrayShape& shape, int arch, int shared_mem
     return {Strategy::kPacked4, shape.vector_bytes, 0, tile_blocks};
   }
   if (tiled && shape.layout == RowLayout::kPacked && staged_bytes <= shared_memory_limit) {
-    const bool async = arch >= 80 && shape.vector_bytes == 16;
-    return {async ? Strategy::kPacked3Async : Strategy::kPacked3, shape.vector_bytes, staged_bytes,
-            tile_blocks};
+    return {Strategy::kPacked3, shape.vector_bytes, staged_bytes, tile_blocks};
   }
   return {Strategy::kStrided, shape.element_bytes, 0,
           warpsmith::grid_blocks(shape.num_rows * shape.row_length, kBlockThreads)};
@@ -317,14 +355,8 @@ void launch_vectorised(const GrayParams<T>& params, const GrayConfig& config, cu
       planar_kernel<T, kBytes><<<config.blocks, kBlockThreads, 0, stream>>>(params);
       break;
     case Strategy::kPacked3:
-      packed3_kernel<T, kBytes, false>
+      packed3_kernel<T, kBytes>
           <<<config.blocks, kBlockThreads, config.shared_bytes, stream>>>(params);
-      break;
-    case Strategy::kPacked3Async:
-      if constexpr (kBytes == 16) {
-        packed3_kernel<T, kBytes, true>
-            <<<config.blocks, kBlockThreads, config.shared_bytes, stream>>>(params);
-      }
       break;
     case Strategy::kPacked4:
       packed4_kernel<T, kBytes><<<config.blocks, kBlockThreads, 0, stream>>>(params);

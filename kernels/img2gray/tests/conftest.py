@@ -36,3 +36,16 @@ def reference(kernel):
 @pytest.fixture
 def generator():
     return torch.Generator().manual_seed(20)
+
+
+@pytest.fixture(scope="session")
+def strided_copy():
+    """Copies a tensor to a device, strides included."""
+
+    def copy(tensor, device):
+        if tensor.numel() == 0:
+            return tensor.to(device)
+        span = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride())) + 1
+        return tensor.as_strided((span,), (1,)).to(device).as_strided(tensor.shape, tensor.stride())
+
+    return copy

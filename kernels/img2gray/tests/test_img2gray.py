@@ -238,7 +238,7 @@ def strided_image(draw):
     keepdim=st.booleans(),
     use_out=st.booleans(),
 )
-def test_any_shape_stride_and_dtype(kernel, drawn, weights, order, keepdim, use_out):
+def test_any_shape_stride_and_dtype(kernel, strided_copy, drawn, weights, order, keepdim, use_out):
     image, layout = drawn
     options = dict(layout=layout, weights=weights, channel_order=order, keepdim=keepdim)
     expected = kernel.img2gray_reference(image, **options)
@@ -256,15 +256,6 @@ def test_any_shape_stride_and_dtype(kernel, drawn, weights, order, keepdim, use_
         if use_out:
             assert gray is out
             assert buffer[..., 1::2].cpu().float().eq(7).all()
-
-
-def strided_copy(tensor, device):
-    """The tensor on another device, with the same strides."""
-    if tensor.numel() == 0:
-        return tensor.to(device)
-    span = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride())) + 1
-    flat = torch.as_strided(tensor, (span,), (1,)).to(device)
-    return flat.as_strided(tensor.shape, tensor.stride())
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])

@@ -33,23 +33,23 @@ struct VecWord<16> {
   using type = uint4;
 };
 
+// A union, so that the compiler moves whole words and takes elements apart only where they are used.
 template <typename T, int kBytes>
-struct alignas(kBytes) Vec {
+union alignas(kBytes) Vec {
   static constexpr int kSize = kBytes / sizeof(T);
   using Word = typename VecWord<kBytes>::type;
+  Word word;
   T elements[kSize];
 
+  __device__ __forceinline__ Vec() {}
+
   static __device__ __forceinline__ Vec load(const T* from) {
-    union {
-      Word word;
-      Vec vec;
-    } u{*reinterpret_cast<const Word*>(from)};
-    return u.vec;
+    Vec vec;
+    vec.word = *reinterpret_cast<const Word*>(from);
+    return vec;
   }
 
-  __device__ __forceinline__ void store(T* to) const {
-    *reinterpret_cast<Word*>(to) = *reinterpret_cast<const Word*>(this);
-  }
+  __device__ __forceinline__ void store(T* to) const { *reinterpret_cast<Word*>(to) = word; }
 };
 
 // Addresses and strides in bytes of every operand of an access; the widest power of two that divides them all.
