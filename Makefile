@@ -12,7 +12,7 @@ NIX := nix --extra-experimental-features 'nix-command flakes'
 CODE := git ls-files -co --exclude-standard -- '*.h' '*.cuh' '*.cpp' '*.cu' ':!kernels/*/include/warpsmith'
 
 .DEFAULT_GOAL := help
-.PHONY: help venv build-all release test check check-nix sync-shared fmt devshell clean distclean
+.PHONY: help venv build-all release test check check-nix sync-shared sync-locks fmt devshell clean distclean
 
 help: ## Print this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p; s/^## ([^:]+): (.*)/\1\t\2/p' $(MAKEFILE_LIST) | \
@@ -51,6 +51,9 @@ check-nix: ## Check the flakes without a network
 sync-shared: venv ## Copy the shared headers that each kernel uses into the kernel
 	@$(PYTHON) -m ci.sync_shared
 
+sync-locks: ## Copy the root's flake.lock into the kernels
+	@for k in $(KERNELS); do cp flake.lock kernels/$$k/flake.lock; done
+
 fmt: venv ## Format Python, C++ and CUDA sources
 	$(PYTHON) -m ruff format .
 	$(PYTHON) -m ruff check --fix .
@@ -59,7 +62,7 @@ fmt: venv ## Format Python, C++ and CUDA sources
 
 devshell: ## Enter the Nix shell of KERNEL=<kernel>, optionally of one VARIANT=<variant>
 	@test -n "$(KERNEL)" || { echo "usage: make devshell KERNEL=<kernel> [VARIANT=<variant>]" >&2; exit 2; }
-	$(NIX) develop '$(if $(VARIANT),./kernels/$(KERNEL)#$(VARIANT),.#$(KERNEL))'
+	$(NIX) develop '$(if $(VARIANT),./kernels/$(KERNEL)#devShells.$(VARIANT),.#$(KERNEL))'
 
 clean: ## Remove everything generated but .venv
 	rm -rf .build dist result* *.egg-info .pytest_cache .ruff_cache .hypothesis

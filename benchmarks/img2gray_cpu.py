@@ -36,7 +36,9 @@ def median_microseconds(functions, rounds):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=60)
     arguments = parser.parse_args()
@@ -45,7 +47,16 @@ def main():
     kernel = get_local_kernel(Path(__file__).resolve().parents[1] / "kernels/img2gray")
 
     table = Table()
-    for column in ("image", "ours opencv", "ours bt601", "ours pil", "OpenCV", "composed", "OpenCV / ours", "composed / ours"):
+    for column in (
+        "image",
+        "ours opencv",
+        "ours bt601",
+        "ours pil",
+        "OpenCV",
+        "composed",
+        "OpenCV / ours",
+        "composed / ours",
+    ):
         table.add_column(column, justify="right")
     for name, (height, width) in SIZES.items():
         image = torch.randint(0, 256, (height, width, 3), dtype=torch.uint8)
@@ -54,7 +65,9 @@ def main():
         def ours(weights, image=image):
             return kernel.img2gray(image, layout="HWC", weights=weights, keepdim=False)
 
-        assert torch.equal(ours("opencv"), torch.from_numpy(cv2.cvtColor(array, cv2.COLOR_RGB2GRAY)))
+        assert torch.equal(
+            ours("opencv"), torch.from_numpy(cv2.cvtColor(array, cv2.COLOR_RGB2GRAY))
+        )
         result = median_microseconds(
             {
                 "opencv": lambda: ours("opencv"),
@@ -67,7 +80,9 @@ def main():
         )
         cells = [result[key] for key in ("opencv", "bt601", "pil", "cv2", "composed")]
         ratios = [result["cv2"] / result["opencv"], result["composed"] / result["bt601"]]
-        table.add_row(name, *[f"{cell:.0f}" for cell in cells], *[f"{ratio:.2f}" for ratio in ratios])
+        table.add_row(
+            name, *[f"{cell:.0f}" for cell in cells], *[f"{ratio:.2f}" for ratio in ratios]
+        )
     table.title = f"us per call, median of {arguments.rounds}, {arguments.threads} threads, {kernel.last_path()}"
     Console().print(table)
 

@@ -17,7 +17,9 @@ BUILDS = sorted(path.parent for path in ROOT.glob("kernels/*/build/*/metadata.js
 
 
 def symbols(library, *options):
-    result = subprocess.run(["nm", "-DC", *options, library], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        ["nm", "-DC", *options, library], capture_output=True, text=True, check=True
+    )
     return result.stdout.splitlines()
 
 
@@ -35,7 +37,9 @@ def test_all_12_one_build_serves_every_torch_from_2_11(build, monkeypatch):
     assert undefined and not private
     if "-cpu-" not in build.name and not torch.version.cuda:
         return  # the loader refuses to look at CUDA variants here
-    variants = [variant for variant in get_variants_local(build.parent) if variant.variant_str == build.name]
+    variants = [
+        variant for variant in get_variants_local(build.parent) if variant.variant_str == build.name
+    ]
     for version, fits in [("2.10.0", False), ("2.11.0", True), ("2.13.0", True), ("2.20.1", True)]:
         monkeypatch.setattr(torch, "__version__", version)
         chosen, _ = resolve_variant(variants, "cpu" if "-cpu-" in build.name else "cuda")
@@ -57,7 +61,9 @@ def test_both_loaders_find_the_same_build_without_a_warning(kernel, monkeypatch,
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda path: path.name)
 def test_public_names_exist_and_are_documented(kernel):
     module = get_local_kernel(kernel)
-    assert module.__doc__ and module.__all__ == sorted(module.__all__, key=lambda name: (name[0].islower(), name))
+    assert module.__doc__ and module.__all__ == sorted(
+        module.__all__, key=lambda name: (name[0].islower(), name)
+    )
     for name in module.__all__:
         assert getattr(module, name).__doc__, f"{name} has no docstring"
 
@@ -68,12 +74,18 @@ def test_the_hub_benchmark_has_a_reference_for_every_workload(kernel):
     spec = importlib.util.spec_from_file_location("benchmark", kernel / "benchmarks/benchmark.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    (cls,) = [c for c in vars(module).values() if isinstance(c, type) and c.__module__ == "benchmark"]
-    workloads = [name.removeprefix("benchmark_") for name in dir(cls) if name.startswith("benchmark_")]
+    (cls,) = [
+        c for c in vars(module).values() if isinstance(c, type) and c.__module__ == "benchmark"
+    ]
+    workloads = [
+        name.removeprefix("benchmark_") for name in dir(cls) if name.startswith("benchmark_")
+    ]
     assert workloads
     for workload in workloads:
         benchmark = cls()
         benchmark.kernel = get_local_kernel(kernel)
         getattr(benchmark, f"setup_{workload}")()
         getattr(benchmark, f"benchmark_{workload}")()
-        torch.testing.assert_close(benchmark.out, getattr(benchmark, f"verify_{workload}")(), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            benchmark.out, getattr(benchmark, f"verify_{workload}")(), rtol=1e-5, atol=1e-5
+        )

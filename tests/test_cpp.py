@@ -20,9 +20,22 @@ def test_program(program, tmp_path):
     compiler = ["g++"]
     if program.suffix == ".cu":
         cuda = find_cuda()
-        compiler = [cuda.nvcc, f"-L{cuda.cudart.parent}", "--expt-relaxed-constexpr", "--cudart=static", "-Wno-deprecated-gpu-targets"]
+        compiler = [
+            cuda.nvcc,
+            f"-L{cuda.cudart.parent}",
+            "--expt-relaxed-constexpr",
+            "--cudart=static",
+            "-Wno-deprecated-gpu-targets",
+        ]
     binary = tmp_path / program.stem
-    command = [*compiler, "-std=c++17", *(f"-I{include}" for include in includes), program, "-o", binary]
+    command = [
+        *compiler,
+        "-std=c++17",
+        *(f"-I{include}" for include in includes),
+        program,
+        "-o",
+        binary,
+    ]
     compiled = subprocess.run([*map(str, command)], capture_output=True, text=True)
     assert compiled.returncode == 0, compiled.stderr
     ran = subprocess.run([binary], capture_output=True, text=True)

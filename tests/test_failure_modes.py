@@ -8,11 +8,22 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 KERNELS = sorted(path.parent.name for path in ROOT.glob("kernels/*/build.toml"))
-PREFIXES = {"GRAY": "img2gray", "RMS": "rmsnorm", "ROPE": "rope", "ADA": "adaln", "GLU": "geglu", "ATT": "attention"}
+PREFIXES = {
+    "GRAY": "img2gray",
+    "RMS": "rmsnorm",
+    "ROPE": "rope",
+    "ADA": "adaln",
+    "GLU": "geglu",
+    "ATT": "attention",
+}
 
 
 def rows():
-    table = re.findall(r"^\| ([A-Z]+-\d\d) \| \S+ \| (\w+) \| .+ \|$", (ROOT / "docs/failure-modes.md").read_text(), re.M)
+    table = re.findall(
+        r"^\| ([A-Z]+-\d\d) \| \S+ \| (\w+) \| .+ \|$",
+        (ROOT / "docs/failure-modes.md").read_text(),
+        re.M,
+    )
     assert len(table) == len(dict(table)), "a label stands twice"
     return table
 
@@ -34,13 +45,19 @@ def labels_in_test_names(directory):
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
     ]
-    return {f"{prefix.upper()}-{number}" for name in names for prefix, number in re.findall(r"_([a-z]+)_(\d\d)(?=_)", name)}
+    return {
+        f"{prefix.upper()}-{number}"
+        for name in names
+        for prefix, number in re.findall(r"_([a-z]+)_(\d\d)(?=_)", name)
+    }
 
 
 @pytest.mark.parametrize("label, where", rows())
 def test_row_has_a_test(label, where):
     for place in places(label, where):
-        assert label in labels_in_test_names(ROOT / place), f"{place} has no test named after {label}"
+        assert label in labels_in_test_names(ROOT / place), (
+            f"{place} has no test named after {label}"
+        )
 
 
 def test_labels_in_test_names_stand_in_the_table():

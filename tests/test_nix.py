@@ -9,10 +9,10 @@ import os
 import re
 import shutil
 import subprocess
-import tomllib
 from pathlib import Path
 
 import pytest
+import tomllib
 
 ROOT = Path(__file__).resolve().parents[1]
 KERNELS = sorted(toml.parent for toml in ROOT.glob("kernels/*/build.toml"))
@@ -81,7 +81,9 @@ def clean_env(**extra):
 
 def git(repo, *args):
     identity = ["-c", "user.name=t", "-c", "user.email=t@localhost", "-c", "commit.gpgsign=false"]
-    subprocess.run(["git", *identity, *args], cwd=repo, env=clean_env(), check=True, capture_output=True)
+    subprocess.run(
+        ["git", *identity, *args], cwd=repo, env=clean_env(), check=True, capture_output=True
+    )
 
 
 def commit_all(repo):
@@ -166,7 +168,9 @@ def edit(path, old, new):
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 def test_kernel_lock_equals_root_lock(kernel):
-    assert (kernel / "flake.lock").read_bytes() == (ROOT / "flake.lock").read_bytes(), "run `make sync-locks`"
+    assert (kernel / "flake.lock").read_bytes() == (ROOT / "flake.lock").read_bytes(), (
+        "run `make sync-locks`"
+    )
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
@@ -306,13 +310,18 @@ FAILURES = [
     (capabilities_over_lines, r"toy/build\.toml: write cuda-capabilities = \[\.\.\.\] on one line"),
     (no_capabilities, r"toy/build\.toml: \[kernel\.toy_sm90\] has no cuda-capabilities"),
     (misspelt_capability, r'toy/build\.toml: \[kernel\.toy_sm90\] has the capability "sm_90a"'),
-    (capability_that_no_cuda_has, r"toy/build\.toml: \[kernel\.toy_sm90\] has no capability that cu126"),
+    (
+        capability_that_no_cuda_has,
+        r"toy/build\.toml: \[kernel\.toy_sm90\] has no capability that cu126",
+    ),
     (source_in_two_cuda_sections, r"toy/build\.toml: toy_cuda/toy\.cu is in two cuda sections"),
     (unknown_depends, r"toy/build\.toml: \[kernel\.toy_cpu\] depends on unknown eigen"),
 ]
 
 
-@pytest.mark.parametrize(("change", "message"), FAILURES, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(
+    ("change", "message"), FAILURES, ids=lambda value: getattr(value, "__name__", "")
+)
 def test_mistake_is_reported(toy_repo, change, message):
     change(toy_repo / "kernels/toy")
     if change not in (untracked_source, untracked_lock):
@@ -348,7 +357,9 @@ def nix_eval(pristine_toy, tmp_path_factory):
 
     def evaluate(attribute, how):
         command = ["nix", "eval", how, f"git+file://{pristine_toy}#{attribute}", *flags]
-        done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -356,7 +367,9 @@ def nix_eval(pristine_toy, tmp_path_factory):
 
 
 def rewrite_script(nix_eval, target):
-    return nix_eval(f"legacyPackages.x86_64-linux.targets.{target}.toy.{TOY_VARIANT}.src.script", "--raw")
+    return nix_eval(
+        f"legacyPackages.x86_64-linux.targets.{target}.toy.{TOY_VARIANT}.src.script", "--raw"
+    )
 
 
 def run_rewrite(script, out):
@@ -367,7 +380,11 @@ def run_rewrite(script, out):
         program.write_text('#!/bin/sh\nprintf "%s\\n" "$@" >"$out/arguments"\n')
         program.chmod(0o755)
     return subprocess.run(
-        ["bash", "-e", "-c", script], env=clean_env(out=str(out)), capture_output=True, text=True, timeout=60
+        ["bash", "-e", "-c", script],
+        env=clean_env(out=str(out)),
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
 
 
@@ -377,7 +394,9 @@ def test_root_flake_finds_kernels_by_build_toml(nix_eval):
     assert lib["targets"] == {"h100": "9.0a", "a100": "8.0", "t4": "7.5"}
 
 
-@pytest.mark.parametrize(("target", "capability"), [("h100", "9.0a"), ("a100", "8.0"), ("t4", "7.5")])
+@pytest.mark.parametrize(
+    ("target", "capability"), [("h100", "9.0a"), ("a100", "8.0"), ("t4", "7.5")]
+)
 def test_target_build_rewrites_every_capability_list(nix_eval, tmp_path, target, capability):
     out = tmp_path / "out"
     done = run_rewrite(rewrite_script(nix_eval, target), out)
@@ -386,7 +405,9 @@ def test_target_build_rewrites_every_capability_list(nix_eval, tmp_path, target,
     before = tomllib.loads(TOY_BUILD_TOML)
     after = tomllib.loads((out / "build.toml").read_text())
     lists = {
-        name: section["cuda-capabilities"] for name, section in after["kernel"].items() if section["backend"] == "cuda"
+        name: section["cuda-capabilities"]
+        for name, section in after["kernel"].items()
+        if section["backend"] == "cuda"
     }
     assert lists == {"toy_cuda": [capability], "toy_sm90": [capability]}
     for build in (before, after):
@@ -402,7 +423,11 @@ def test_target_build_rewrites_every_capability_list(nix_eval, tmp_path, target,
 
 @pytest.mark.parametrize(
     "capabilities",
-    ['cuda-capabilities = [\n  "9.0a",\n]', '  cuda-capabilities = ["9.0a"]', 'cuda-capabilities=["9.0a"]'],
+    [
+        'cuda-capabilities = [\n  "9.0a",\n]',
+        '  cuda-capabilities = ["9.0a"]',
+        'cuda-capabilities=["9.0a"]',
+    ],
 )
 def test_target_build_refuses_a_list_that_it_cannot_rewrite(nix_eval, tmp_path, capabilities):
     script = rewrite_script(nix_eval, "a100")

@@ -414,7 +414,14 @@ def test_doctor_lists_gpus_that_torch_uses(checkout, no_hooks, capsys, monkeypat
 
 @pytest.mark.parametrize(
     "capability, forced, path",
-    [(75, None, 75), (89, "", 80), (120, None, 90), (90, "75", 75), (75, "80", None), (70, None, None)],
+    [
+        (75, None, 75),
+        (89, "", 80),
+        (120, None, 90),
+        (90, "75", 75),
+        (75, "80", None),
+        (70, None, None),
+    ],
 )
 def test_arch_path(capability, forced, path):
     assert doctor.arch_path(capability, forced) == path
@@ -448,7 +455,9 @@ def test_every_variable_the_sources_read_is_reported():
     for folder in ("shared", "kernels"):
         for path in (ROOT / folder).rglob("*"):
             if path.suffix in {".h", ".cuh", ".cpp", ".cu", ".py"} and "build" not in path.parts:
-                read.update(re.findall(r'(?:getenv\(|environ\S*?)"(WARPSMITH_\w+)"', path.read_text()))
+                read.update(
+                    re.findall(r'(?:getenv\(|environ\S*?)"(WARPSMITH_\w+)"', path.read_text())
+                )
     assert {"WARPSMITH_ARCH", "WARPSMITH_CPU_ISA"} <= read
     assert read <= set(doctor.ENVIRONMENT)
 
@@ -459,7 +468,12 @@ def test_library_states(checkout, monkeypatch):
         'a = ["kernels[benchmark] == 9.9", "huggingface-hub==2.4.0; python_version > \'3\'"]\n'
         'b = ["diffusers==0.1"]\n'
     )
-    versions = {"torch": "2.13.0+cpu", "kernels": "0.17.2", "huggingface_hub": "2.4.0", "einops": "1"}
+    versions = {
+        "torch": "2.13.0+cpu",
+        "kernels": "0.17.2",
+        "huggingface_hub": "2.4.0",
+        "einops": "1",
+    }
     monkeypatch.setattr(doctor, "installed_version", versions.get)
     states = {row["name"]: row["state"] for row in doctor.library_versions()}
     assert states == {

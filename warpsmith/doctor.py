@@ -132,7 +132,9 @@ def gpu_info() -> list[dict]:
 
         if torch.cuda.is_available():
             devices = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
-            return [gpu_entry(d.name, d.major, d.minor, d.total_memory / 2**30, True) for d in devices]
+            return [
+                gpu_entry(d.name, d.major, d.minor, d.total_memory / 2**30, True) for d in devices
+            ]
     except Exception:
         pass  # torch_info reports a torch that does not import
     gpus = []
@@ -343,7 +345,11 @@ def transformers_hooks() -> dict:
         available = import_utils.is_kernels_available()
         from transformers.models.llama.modeling_llama import LlamaRMSNorm
     except Exception as error:
-        return {**hooks, "state": "off", "reason": f"its Llama code does not import: {describe(error)}"}
+        return {
+            **hooks,
+            "state": "off",
+            "reason": f"its Llama code does not import: {describe(error)}",
+        }
     if low and high:
         hooks["window"] = f">={low},<{high}"
     active = getattr(LlamaRMSNorm, "kernel_layer_name", None) == "RMSNorm"
@@ -432,7 +438,10 @@ def tables(report: dict) -> list[Table]:
     rows = [
         ["python", f"{system['python']} ({system['executable']})"],
         ["OS", f"{system['os']} ({system['machine']})"],
-        ["warpsmith", f"{system['warpsmith']} ({'checkout' if system['checkout'] else 'installed'})"],
+        [
+            "warpsmith",
+            f"{system['warpsmith']} ({'checkout' if system['checkout'] else 'installed'})",
+        ],
         ["torch", torch_text(torch)],
         ["NVIDIA driver", report["driver"] or "not found"],
         ["CPU", f"{report['cpu']['model'] or 'unknown'}; kernels use {cpu_text(report['cpu'])}"],
@@ -516,7 +525,9 @@ def print_report(report: dict) -> None:
     if report["ok"]:
         unchecked = [k["name"] for k in report["kernels"] if k["state"] == "not cached"]
         if unchecked:
-            print(f"No problem found; not tried, as not in the cache (see --hub): {', '.join(unchecked)}")
+            print(
+                f"No problem found; not tried, as not in the cache (see --hub): {', '.join(unchecked)}"
+            )
         else:
             print("Everything needed works.")
         return

@@ -38,7 +38,9 @@ def main(path: str) -> None:
     for weights, expected in libraries.items():
         gray = kernel.img2gray(image.to(device), layout="HWC", weights=weights, keepdim=False)
         different = int((gray.cpu().numpy() != expected).sum())
-        print(f"{weights:8} {tuple(gray.shape)} on {device}: {different} of {gray.numel()} pixels differ")
+        print(
+            f"{weights:8} {tuple(gray.shape)} on {device}: {different} of {gray.numel()} pixels differ"
+        )
         if different:
             raise SystemExit(f"{weights}: not bit-equal")
     Image.fromarray(gray.cpu().numpy()).save(path)

@@ -17,7 +17,11 @@ class Img2GrayBenchmark(Benchmark):
 
     def _pillow_formula(self):
         red, green, blue = self.image.int().unbind(-1)
-        return ((19595 * red + 38470 * green + 7471 * blue + 32768) >> 16).unsqueeze(-1).to(torch.uint8)
+        return (
+            ((19595 * red + 38470 * green + 7471 * blue + 32768) >> 16)
+            .unsqueeze(-1)
+            .to(torch.uint8)
+        )
 
     def setup_uint8_1080p(self):
         self._frames(1, 1080, 1920)

@@ -1,11 +1,14 @@
-// The gray formulas as data and the one expression that evaluates them, on the host and on the device.
+// The gray formulas as data, and the one expression that evaluates them on the host and on the
+// device.
 //
-//   floating point   y = fma(B, wb, fma(G, wg, R * wr)), fp32 for fp16/bf16/fp32, fp64 for fp64, one rounding to storage
-//   integers         y = fma(B, wb, fma(G, wg, fma(R, wr, bias))) in fp32, then truncated or rounded half to even and
-//                    saturated; or (R wr + G wg + B wb + 2^14) >> 15 in 32-bit integers
+// Floating point: y = fma(B, wb, fma(G, wg, R * wr)), in fp32 for fp16, bf16 and fp32, in fp64 for
+// fp64, with one rounding to storage.
 //
-// For uint8 the fixed-point formulas of Pillow and OpenCV are the first kind: sums below 2^24 are exact in fp32, so
-// weights / 2^shift with bias 1/2 truncate to the very same bytes.
+// Integers: y = fma(B, wb, fma(G, wg, fma(R, wr, bias))) in fp32, then truncated, or rounded half
+// to even, and saturated; or (R wr + G wg + B wb + 2^14) >> 15 in 32-bit integers.
+//
+// For uint8 the fixed-point formulas of Pillow and OpenCV are of the first kind: sums below 2^24
+// are exact in fp32, so weights / 2^shift with bias 1/2 truncate to the very same bytes.
 #pragma once
 
 #include <cstdint>
@@ -79,9 +82,8 @@ IMG2GRAY_INLINE double fused_multiply_add(double a, double b, double c) {
 template <typename T>
 IMG2GRAY_INLINE compute_t<T> weighted_sum(const GrayMath<T>& math, compute_t<T> red,
                                           compute_t<T> green, compute_t<T> blue) {
-  const compute_t<T> first = std::is_integral_v<T>
-                                 ? fused_multiply_add(red, math.red, math.bias)
-                                 : red * math.red;
+  const compute_t<T> first =
+      std::is_integral_v<T> ? fused_multiply_add(red, math.red, math.bias) : red * math.red;
   return fused_multiply_add(blue, math.blue, fused_multiply_add(green, math.green, first));
 }
 
@@ -93,7 +95,8 @@ IMG2GRAY_INLINE float saturate(float value) {
   return positive < kMax ? positive : kMax;
 }
 
-// Added to a number in [0, 2^23), 2^23 leaves no fraction bits, and the integer in the low bits of the sum.
+// Added to a number in [0, 2^23), 2^23 leaves no fraction bits, and the integer in the low bits of
+// the sum.
 inline constexpr float kTwoTo23 = 8388608.0f;
 
 // 0 <= value < 2^16, truncated or rounded half to even, in the low 16 bits.

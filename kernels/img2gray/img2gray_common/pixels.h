@@ -1,4 +1,5 @@
-// The pixels of an image as kernels walk them. No torch headers beyond the checks: included by every CUDA source.
+// The pixels of an image as kernels walk them. No torch headers beyond the checks: included by
+// every CUDA source.
 #pragma once
 
 #include "warpsmith/loop_nest.h"

@@ -1,4 +1,5 @@
-// One img2gray call, checked and reduced to what a kernel loops over. Host only, shared by CPU and CUDA.
+// One img2gray call, checked and reduced to what a kernel loops over. Host only, shared by CPU and
+// CUDA.
 #pragma once
 
 #include <cmath>

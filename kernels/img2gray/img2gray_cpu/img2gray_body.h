@@ -1,9 +1,10 @@
-// The CPU body, compiled once per instruction set: the including file defines IMG2GRAY_RANGE (the entry's name) and
-// IMG2GRAY_ISA (0, 2 or 512), and has included everything this needs. No include guard, internal linkage throughout.
+// The CPU body, compiled once per instruction set: the including file defines IMG2GRAY_RANGE (the
+// entry's name) and IMG2GRAY_ISA (0, 2 or 512), and has included everything this needs. No include
+// guard, internal linkage throughout.
 //
-// A row is cut into blocks that stay in L1: bring the three channels side by side, widen to the computing type,
-// evaluate, narrow, store. The loops are plain so that the compiler vectorises them for the set at hand; only what it
-// does badly (uint8, fp16) is written with intrinsics.
+// A row is cut into blocks that stay in L1: bring the three channels side by side, widen to the
+// computing type, evaluate, narrow, store. The loops are plain so that the compiler vectorises them
+// for the set at hand; only what it does badly (uint8, fp16) is written with intrinsics.
 
 #if IMG2GRAY_ISA > 0
 #include "img2gray_cpu/img2gray_u8.h"
@@ -110,8 +111,8 @@ void gray_block(const GrayMath<T>& math, const T* red, const T* green, const T* 
         return fixed_point_block(red, green, blue, n, dst);
       }
     }
-    const auto block = math.conversion == Conversion::kRound ? integer_block<T, true>
-                                                             : integer_block<T, false>;
+    const auto block =
+        math.conversion == Conversion::kRound ? integer_block<T, true> : integer_block<T, false>;
     block(math, red, green, blue, n, dst);
   } else {
     using C = compute_t<T>;
@@ -169,8 +170,7 @@ void gray_row(const GrayJob& job, const GrayMath<T>& math, const T* src, T* dst,
 template <typename T>
 void gray_range(const GrayJob& job, int64_t begin, int64_t end) {
   const Options& options = job.options;
-  const GrayMath<T> math =
-      make_math<T>(options.formula, options.red, options.green, options.blue);
+  const GrayMath<T> math = make_math<T>(options.formula, options.red, options.green, options.blue);
   const int64_t row_length = job.nest.sizes[0];
   while (begin < end) {
     const int64_t column = begin % row_length;

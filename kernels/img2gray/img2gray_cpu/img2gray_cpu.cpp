@@ -1,6 +1,7 @@
 // CPU entry points: checks, output, choice of the instruction set, threads.
 #include "img2gray_cpu/img2gray_job.h"
 #include "torch-ext/torch_binding.h"
+#include "warpsmith/allocate.h"
 #include "warpsmith/cpu/isa.h"
 
 namespace img2gray {
@@ -13,8 +14,9 @@ void launch(const Tensor& image, Tensor& out, const Options& options) {
   if (out.numel() == 0) return set_last_path("cpu", "none", "empty", 0);
   if (copy_single_channel(image, out, options)) return set_last_path("cpu", "torch", "copy", 0);
   const int64_t channel = channel_dim(image, options.channels_last);
-  GrayJob job{image.scalar_type(),    image.const_data_ptr(),  out.mutable_data_ptr(),
-              pixel_nest(image, out, options), RowLayout::kStrided, image.size(channel),
+  GrayJob job{image.scalar_type(),    image.const_data_ptr(),
+              out.mutable_data_ptr(), pixel_nest(image, out, options),
+              RowLayout::kStrided,    image.size(channel),
               image.stride(channel),  options};
   job.layout = row_layout(job.nest, job.channels, job.channel_stride);
 
@@ -24,9 +26,8 @@ void launch(const Tensor& image, Tensor& out, const Options& options) {
   if (isa == warpsmith::Isa::kAvx2) range = gray_range_avx2;
   if (isa == warpsmith::Isa::kAvx512) range = gray_range_avx512;
 #endif
-  torch::stable::parallel_for(
-      0, out.numel(), kPixelsPerThread,
-      [&](int64_t begin, int64_t end) { range(job, begin, end); });
+  torch::stable::parallel_for(0, out.numel(), kPixelsPerThread,
+                              [&](int64_t begin, int64_t end) { range(job, begin, end); });
   set_last_path("cpu", warpsmith::kIsaNames[static_cast<int>(isa)],
                 kRowLayoutNames[static_cast<int>(job.layout)], 0);
 }
@@ -35,18 +36,18 @@ void launch(const Tensor& image, Tensor& out, const Options& options) {
 
 Tensor img2gray_cpu(Tensor image, double red, double green, double blue, int64_t formula,
                     bool channels_last, bool bgr, bool keepdim) {
-  const Options options{static_cast<Formula>(formula), red, green, blue, channels_last, bgr,
-                        keepdim};
+  const Options options{
+      static_cast<Formula>(formula), red, green, blue, channels_last, bgr, keepdim};
   check_image(image, options);
-  Tensor out = torch::stable::new_empty(image, output_shape(image, options));
+  Tensor out = warpsmith::empty_contiguous(output_shape(image, options), image);
   launch(image, out, options);
   return out;
 }
 
 void img2gray_out_cpu(Tensor image, double red, double green, double blue, int64_t formula,
                       bool channels_last, bool bgr, bool keepdim, Tensor out) {
-  const Options options{static_cast<Formula>(formula), red, green, blue, channels_last, bgr,
-                        keepdim};
+  const Options options{
+      static_cast<Formula>(formula), red, green, blue, channels_last, bgr, keepdim};
   check_image(image, options);
   check_out(out, image, options);
   launch(image, out, options);

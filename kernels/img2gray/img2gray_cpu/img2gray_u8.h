@@ -1,8 +1,9 @@
 // uint8 rows with unit output stride, for AVX2 and AVX-512; part of img2gray_body.h for these two.
 //
-// A step brings the channels of kLanes pixels straight into 32-bit lanes (one byte shuffle per channel for packed rows),
-// evaluates the chain in fp32 and converts to integers; four steps are packed into one store. The packs saturate, except
-// that a float above the int32 range would convert to the smallest integer: hence the minimum.
+// A step brings the channels of kLanes pixels straight into 32-bit lanes (one byte shuffle per
+// channel for packed rows), evaluates the chain in fp32 and converts to integers; four steps are
+// packed into one store. The packs saturate, except that a float above the int32 range would
+// convert to the smallest integer: hence the minimum.
 
 namespace img2gray {
 namespace {
@@ -42,8 +43,7 @@ Ints to_ints(Floats value) {
   return _mm512_cvt_roundps_epi32(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 void store_packed(Ints a, Ints b, Ints c, Ints d, uint8_t* to) {
-  const Ints order =
-      _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  const Ints order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   const Ints bytes = _mm512_packus_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));
   _mm512_storeu_si512(to, _mm512_permutexvar_epi32(order, bytes));
 }
@@ -71,8 +71,8 @@ constexpr int kTriplesOverread = 4;
 // Byte 4 * lane of the result is channel `c` of the lane's pixel, the others are 0.
 Ints channel_picks(int c) {
   constexpr int kZeros = static_cast<int>(0x80808000u);
-  const __m128i picks = _mm_setr_epi32(kZeros | c, kZeros | (c + 3), kZeros | (c + 6),
-                                       kZeros | (c + 9));
+  const __m128i picks =
+      _mm_setr_epi32(kZeros | c, kZeros | (c + 3), kZeros | (c + 6), kZeros | (c + 9));
   return _mm256_broadcastsi128_si256(picks);
 }
 Ints pick(Ints triples, Ints picks) { return _mm256_shuffle_epi8(triples, picks); }
@@ -85,14 +85,12 @@ Floats minimum(Floats a, Floats b) { return _mm256_min_ps(a, b); }
 template <Conversion kConversion>
 Ints to_ints(Floats value) {
   if constexpr (kConversion == Conversion::kTruncate) return _mm256_cvttps_epi32(value);
-  return _mm256_cvttps_epi32(
-      _mm256_round_ps(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  return _mm256_cvttps_epi32(_mm256_round_ps(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 void store_packed(Ints a, Ints b, Ints c, Ints d, uint8_t* to) {
   const Ints order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
   const Ints bytes = _mm256_packus_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
-                      _mm256_permutevar8x32_epi32(bytes, order));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permutevar8x32_epi32(bytes, order));
 }
 
 #endif

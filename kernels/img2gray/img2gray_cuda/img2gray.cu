@@ -2,6 +2,7 @@
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
 
+#include "warpsmith/allocate.h"
 #include "warpsmith/device_info.h"
 
 #include "img2gray_common/request.h"
@@ -35,16 +36,15 @@ void launch_typed(const Tensor& image, Tensor& out, const Options& options) {
     params.num_rows *= nest.sizes[dim];
     bits |= static_cast<uint64_t>(nest.strides[dim][kOut] | nest.strides[dim][kImage]) * sizeof(T);
   }
-  params.tiles_per_row =
-      static_cast<uint32_t>(warpsmith::ceil_div(nest.sizes[0], kTilePixels<T>));
+  params.tiles_per_row = static_cast<uint32_t>(warpsmith::ceil_div(nest.sizes[0], kTilePixels<T>));
   params.num_tiles = static_cast<uint32_t>(params.num_rows) * params.tiles_per_row;
 
   const int device = image.get_device_index();
   const int arch = warpsmith::arch_path(device);
-  const GrayConfig config = choose_config(
-      {layout, channels, nest.sizes[0], params.num_rows, static_cast<int>(sizeof(T)),
-       warpsmith::widest_vector_bytes({bits})},
-      warpsmith::shared_memory_limit(device, arch));
+  const GrayConfig config =
+      choose_config({layout, channels, nest.sizes[0], params.num_rows, static_cast<int>(sizeof(T)),
+                     warpsmith::widest_vector_bytes({bits})},
+                    warpsmith::shared_memory_limit(device, arch));
   void* stream = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
   launch_gray(params, config, static_cast<cudaStream_t>(stream));
@@ -56,28 +56,27 @@ void launch(const Tensor& image, Tensor& out, const Options& options) {
   if (out.numel() == 0) return set_last_path("cuda", "none", "empty", 0);
   if (copy_single_channel(image, out, options)) return set_last_path("cuda", "torch", "copy", 0);
   warpsmith::dispatch_dtype<uint8_t, uint16_t, Half, BFloat16, float, double>(
-      image.scalar_type(), "image", [&](auto tag) {
-        launch_typed<typename decltype(tag)::type>(image, out, options);
-      });
+      image.scalar_type(), "image",
+      [&](auto tag) { launch_typed<typename decltype(tag)::type>(image, out, options); });
 }
 
 }  // namespace
 
 Tensor img2gray_cuda(Tensor image, double red, double green, double blue, int64_t formula,
                      bool channels_last, bool bgr, bool keepdim) {
-  const Options options{static_cast<Formula>(formula), red, green, blue, channels_last, bgr,
-                        keepdim};
+  const Options options{
+      static_cast<Formula>(formula), red, green, blue, channels_last, bgr, keepdim};
   check_image(image, options);
   const torch::stable::accelerator::DeviceGuard guard(image.get_device_index());
-  Tensor out = torch::stable::new_empty(image, output_shape(image, options));
+  Tensor out = warpsmith::empty_contiguous(output_shape(image, options), image);
   launch(image, out, options);
   return out;
 }
 
 void img2gray_out_cuda(Tensor image, double red, double green, double blue, int64_t formula,
                        bool channels_last, bool bgr, bool keepdim, Tensor out) {
-  const Options options{static_cast<Formula>(formula), red, green, blue, channels_last, bgr,
-                        keepdim};
+  const Options options{
+      static_cast<Formula>(formula), red, green, blue, channels_last, bgr, keepdim};
   check_image(image, options);
   check_out(out, image, options);
   const torch::stable::accelerator::DeviceGuard guard(image.get_device_index());

@@ -1,13 +1,15 @@
 // RGB to gray on CUDA: one read, one write, any strides.
 //
-// A row is a run of pixels that out stores side by side. Warps take tiles of 32 x 16 bytes of output:
+// A row is a run of pixels that out stores side by side. Warps take tiles of 32 x 16 bytes of out:
 //   planar   three coalesced vector loads, one vector store per thread
-//   packed   3 channels: the tile is staged in shared memory with coalesced vectors, each thread then reads the bytes of
-//            its own pixels, 48 bytes apart from the next thread's: no bank conflicts
-//            4 channels: pixels do not straddle 16 bytes, loads and stores are coalesced without staging
+//   packed   3 channels: the tile is staged in shared memory with coalesced vectors, each thread
+//            then reads the bytes of its own pixels, 48 bytes apart from the next thread's: no
+//            bank conflicts
+//            4 channels: pixels do not straddle 16 bytes, loads and stores are coalesced as it is
 //   strided  one pixel per thread, channels read where they lie
-// All paths run the same code: copies from 8.0 on that bypass registers were measured and gain nothing here.
-// Vectors have the widest power of two that divides every address and stride; the end of a row is done by elements.
+// Vectors have the widest power of two that divides every address and stride; the end of a row is
+// done by elements. All architecture paths run the same code: asynchronous copies to shared memory
+// were measured and gain nothing here.
 #pragma once
 
 #include "img2gray_common/formula.h"
@@ -32,14 +34,15 @@ struct GrayParams {
   uint32_t num_tiles;      // tile kernels only: choose_config keeps larger counts away from them
   uint32_t tiles_per_row;  // likewise
   int red_channel;         // 0 or 2; blue is the other
-  uint32_t two_to_23;      // bits of kTwoTo23: unknown to the compiler, so that byte permutes keep it in a register
+  // Bits of kTwoTo23, unknown to the compiler, so that byte permutes keep them in a register.
+  uint32_t two_to_23;
   GrayMath<T> math;
 };
 
 inline constexpr int kWarpsPerBlock = 8;
 inline constexpr int kBlockThreads = kWarpsPerBlock * kWarpSize;
-// Registers are capped so that this many blocks fit: uint8 needs the loads of 48 warps in flight to reach the copy rate.
-// A 7.5 multiprocessor has room for 4.
+// Registers are capped so that this many blocks fit: uint8 needs the loads of 48 warps in flight to
+// reach the copy rate. A 7.5 multiprocessor has room for 4.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 inline constexpr int kMinBlocks = 4;
 #else
@@ -52,7 +55,8 @@ inline constexpr int kTilePixels = kWarpSize * 16 / static_cast<int>(sizeof(T));
 template <typename T>
 inline constexpr int kStagedTileBytes = kTilePixels<T> * 3 * static_cast<int>(sizeof(T));
 
-// Vectors of pixels in registers. Elements narrower than a word are taken out of words by byte permutes.
+// Vectors of pixels in registers. Elements narrower than a word are taken out of words by byte
+// permutes.
 template <typename T, int kBytes, int kVectors>
 union Pixels {
   static constexpr bool kWords = sizeof(T) < 4 && kVectors * kBytes % 4 == 0;
@@ -75,8 +79,8 @@ union Pixels {
     }
   }
 
-  // As a number: an integer is set into the mantissa of 2^23, which is then subtracted, since conversions run at a
-  // quarter of the rate.
+  // As a number: an integer is set into the mantissa of 2^23, which is then subtracted, since
+  // conversions run at a quarter of the rate.
   __device__ __forceinline__ compute_t<T> number_at(int index, uint32_t two_to_23) const {
     if constexpr (std::is_integral_v<T>) {
       return __uint_as_float(bits_at(index, two_to_23)) - kTwoTo23;
@@ -109,7 +113,7 @@ union Pixels {
 template <int kCount, int kPixelStep, int kChannelStep, typename T, int kBytes, int kVectors>
 __device__ __forceinline__ auto gray_pixels(const GrayParams<T>& p,
                                             const Pixels<T, kBytes, kVectors>& pixels) {
-  Pixels<T, kCount * static_cast<int>(sizeof(T)), 1> gray;
+  Pixels<T, static_cast<int>(sizeof(T)) * kCount, 1> gray;
   const bool reversed = p.red_channel != 0;
   const auto pixel = [&](int i, auto channel, auto evaluate) {
     const auto first = channel(i * kPixelStep), second = channel(i * kPixelStep + kChannelStep),
@@ -126,17 +130,19 @@ __device__ __forceinline__ auto gray_pixels(const GrayParams<T>& p,
     if (sizeof(T) == 2 && p.math.conversion == Conversion::kFixedPoint) {
       all([&](int index) { return pixels.bits_at(index, 0); }, fixed_point_gray);
     } else if (p.math.conversion == Conversion::kRound) {
-      all(number, [&](float r, float g, float b) { return integer_gray<T, true>(p.math, r, g, b); });
+      all(number,
+          [&](float r, float g, float b) { return integer_gray<T, true>(p.math, r, g, b); });
     } else {
-      all(number, [&](float r, float g, float b) { return integer_gray<T, false>(p.math, r, g, b); });
+      all(number,
+          [&](float r, float g, float b) { return integer_gray<T, false>(p.math, r, g, b); });
     }
     gray.pack(bits);
   } else {
     using C = compute_t<T>;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      gray.elements[i] = warpsmith::from_compute<T>(pixel(
-          i, number, [&](C r, C g, C b) { return weighted_sum<T>(p.math, r, g, b); }));
+      gray.elements[i] = warpsmith::from_compute<T>(
+          pixel(i, number, [&](C r, C g, C b) { return weighted_sum<T>(p.math, r, g, b); }));
     }
   }
   return gray;

@@ -31,7 +31,9 @@ def random_image(shape, dtype, generator, low=-3.0, high=3.0):
     if not dtype.is_floating_point:
         top = torch.iinfo(dtype).max + 1
         return torch.randint(0, top, shape, generator=generator, dtype=torch.int32).to(dtype)
-    return torch.empty(shape, dtype=torch.float64).uniform_(low, high, generator=generator).to(dtype)
+    return (
+        torch.empty(shape, dtype=torch.float64).uniform_(low, high, generator=generator).to(dtype)
+    )
 
 
 def expected_close(result, expected):
@@ -82,7 +84,9 @@ def isa(request, monkeypatch, kernel):
 
 
 @pytest.mark.parametrize("weights", ["pil", "opencv", "bt601", "bt709"])
-def test_all_colours_on_every_isa(img2gray, kernel, isa, all_colours, expected_of_all_colours, weights):
+def test_all_colours_on_every_isa(
+    img2gray, kernel, isa, all_colours, expected_of_all_colours, weights
+):
     gray = img2gray(all_colours, layout="HWC", weights=weights, keepdim=False)
     assert kernel.last_path().startswith(f"cpu {isa} packed")
     assert torch.equal(gray, expected_of_all_colours[weights])
@@ -90,8 +94,12 @@ def test_all_colours_on_every_isa(img2gray, kernel, isa, all_colours, expected_o
 
 @pytest.mark.parametrize("layout", ["HWC", "CHW"])
 @pytest.mark.parametrize("weights", ["pil", "opencv", "bt601", "bt709"])
-def test_all_colours_on_every_device(img2gray, device, all_colours, expected_of_all_colours, weights, layout):
-    image = all_colours if layout == "HWC" else rearrange(all_colours, "h w c -> c h w").contiguous()
+def test_all_colours_on_every_device(
+    img2gray, device, all_colours, expected_of_all_colours, weights, layout
+):
+    image = (
+        all_colours if layout == "HWC" else rearrange(all_colours, "h w c -> c h w").contiguous()
+    )
     gray = img2gray(image.to(device), layout=layout, weights=weights, keepdim=False)
     assert torch.equal(gray.cpu(), expected_of_all_colours[weights])
 
@@ -102,7 +110,9 @@ def test_opencv_uint16(img2gray, device, generator, order):
     image = random_image((311, 401, 3), torch.uint16, generator)
     image[:2] = 65535
     code = cv2.COLOR_RGB2GRAY if order == "RGB" else cv2.COLOR_BGR2GRAY
-    gray = img2gray(image.to(device), layout="HWC", weights="opencv", channel_order=order, keepdim=False)
+    gray = img2gray(
+        image.to(device), layout="HWC", weights="opencv", channel_order=order, keepdim=False
+    )
     assert np.array_equal(gray.cpu().numpy(), cv2.cvtColor(image.numpy(), code))
 
 
@@ -110,7 +120,9 @@ def test_opencv_float32(img2gray, device, generator):
     cv2 = pytest.importorskip("cv2")
     image = random_image((311, 401, 3), torch.float32, generator, low=0.0)
     gray = img2gray(image.to(device), layout="HWC", weights="opencv", keepdim=False)
-    np.testing.assert_allclose(gray.cpu().numpy(), cv2.cvtColor(image.numpy(), cv2.COLOR_RGB2GRAY), rtol=1e-6)
+    np.testing.assert_allclose(
+        gray.cpu().numpy(), cv2.cvtColor(image.numpy(), cv2.COLOR_RGB2GRAY), rtol=1e-6
+    )
 
 
 def test_reference_fma_is_exact(kernel):
@@ -151,7 +163,9 @@ def test_float64_is_the_fused_chain(img2gray, device, generator):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("channels", [3, 4])
 @pytest.mark.parametrize("layout", ["CHW", "HWC"])
-def test_every_isa_equals_the_reference(img2gray, reference, isa, dtype, channels, layout, generator):
+def test_every_isa_equals_the_reference(
+    img2gray, reference, isa, dtype, channels, layout, generator
+):
     shape = (2, channels, 41, 67) if layout == "CHW" else (2, 41, 67, channels)
     image = random_image(shape, dtype, generator)
     for weights, order in itertools.product(["bt601", "bt709", "opencv", CUSTOM], ["RGB", "BGR"]):
@@ -159,13 +173,30 @@ def test_every_isa_equals_the_reference(img2gray, reference, isa, dtype, channel
         expected_close(img2gray(image, **options), reference(image, **options))
 
 
-SPECIALS = [0.0, -0.0, 1.0, -1.0, float("inf"), -float("inf"), float("nan"), 1e-45, -1e-40, 6e-8, 65504.0, 3e38]
+SPECIALS = [
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    float("inf"),
+    -float("inf"),
+    float("nan"),
+    1e-45,
+    -1e-40,
+    6e-8,
+    65504.0,
+    3e38,
+]
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("weights", ["bt601", CUSTOM])
 def test_special_values_have_the_same_bytes_everywhere(img2gray, reference, device, dtype, weights):
-    image = torch.tensor(list(itertools.product(SPECIALS, repeat=3)), dtype=torch.float64).to(dtype).T[:, None]
+    image = (
+        torch.tensor(list(itertools.product(SPECIALS, repeat=3)), dtype=torch.float64)
+        .to(dtype)
+        .T[:, None]
+    )
     gray = img2gray(image.contiguous().to(device), weights=weights)
     assert same_bytes(gray, img2gray(image, weights=weights))
     expected_close(gray.cpu(), reference(image, weights=weights))
@@ -177,7 +208,9 @@ def test_half_types_round_once(img2gray, device, dtype):
     values = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(dtype).reshape(1, 256, 256)
     image = torch.cat([values, values.flip(1), values.flip(2)])
     gray = img2gray(image.to(device), weights=(0.25, 0.5, 0.125)).cpu()
-    exact = (image.double() * torch.tensor([0.25, 0.5, 0.125], dtype=torch.float64)[:, None, None]).sum(0, True)
+    exact = (
+        image.double() * torch.tensor([0.25, 0.5, 0.125], dtype=torch.float64)[:, None, None]
+    ).sum(0, True)
     sums = exact.float()  # the chain in float32 may round where the sum has more than 24 bits
     inexact = sums.double() != exact
     assert torch.equal(gray[~inexact].nan_to_num(7), sums.to(dtype)[~inexact].nan_to_num(7))
@@ -187,7 +220,13 @@ def test_half_types_round_once(img2gray, device, dtype):
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16])
 def test_integers_round_half_to_even_and_saturate(img2gray, device, dtype):
     top = torch.iinfo(dtype).max
-    image = torch.tensor([1, 3, 5, top, 0], dtype=torch.int32).to(dtype).expand(3, 1, 5).contiguous().to(device)
+    image = (
+        torch.tensor([1, 3, 5, top, 0], dtype=torch.int32)
+        .to(dtype)
+        .expand(3, 1, 5)
+        .contiguous()
+        .to(device)
+    )
 
     def gray(*weights):
         return img2gray(image, weights=weights).flatten().tolist()
@@ -208,20 +247,33 @@ def strided_image(draw):
     layout = draw(st.sampled_from(["CHW", "HWC"]))
     channels = draw(st.sampled_from([1, 3, 3, 4]))
     leading = draw(st.lists(st.integers(0, 3), max_size=3))
-    height, width = draw(st.integers(0, 9)), draw(st.one_of(st.integers(0, 9), st.integers(60, 600)))
-    shape = [*leading, channels, height, width] if layout == "CHW" else [*leading, height, width, channels]
+    height, width = (
+        draw(st.integers(0, 9)),
+        draw(st.one_of(st.integers(0, 9), st.integers(60, 600))),
+    )
+    shape = (
+        [*leading, channels, height, width]
+        if layout == "CHW"
+        else [*leading, height, width, channels]
+    )
     padded = [size + draw(st.integers(0, 2)) for size in shape]
     steps = [draw(st.sampled_from([1, 1, 1, 2])) for _ in shape]
-    order = draw(st.permutations(range(len(shape)))) if draw(st.booleans()) else list(range(len(shape)))
+    order = (
+        draw(st.permutations(range(len(shape)))) if draw(st.booleans()) else list(range(len(shape)))
+    )
     buffer = random_image(
-        [padded[dim] * steps[dim] for dim in order], dtype, torch.Generator().manual_seed(draw(st.integers(0, 99)))
+        [padded[dim] * steps[dim] for dim in order],
+        dtype,
+        torch.Generator().manual_seed(draw(st.integers(0, 99))),
     )
     inverse = [order.index(dim) for dim in range(len(shape))]
     image = buffer.permute(inverse)
     for dim, (size, step) in enumerate(zip(shape, steps)):
         spare = image.shape[dim] - size * step
         start = draw(st.integers(0, spare)) if spare else 0
-        image = image.narrow(dim, start, size * step)[(slice(None),) * dim + (slice(None, None, step),)]
+        image = image.narrow(dim, start, size * step)[
+            (slice(None),) * dim + (slice(None, None, step),)
+        ]
     for dim in range(len(leading)):
         if shape[dim] > 0 and draw(st.booleans()):
             image = image.narrow(dim, 0, 1).expand(shape)
@@ -247,7 +299,9 @@ def test_any_shape_stride_and_dtype(kernel, strided_copy, drawn, weights, order,
         before = there.clone()
         out = None
         if use_out:  # every second column of a larger buffer
-            buffer = torch.full((*expected.shape[:-1], 2 * expected.shape[-1]), 7, device=device).to(image.dtype)
+            buffer = torch.full(
+                (*expected.shape[:-1], 2 * expected.shape[-1]), 7, device=device
+            ).to(image.dtype)
             out = buffer[..., ::2]
         gray = kernel.img2gray(there, **options, out=out)
         expected_close(gray.cpu(), expected)

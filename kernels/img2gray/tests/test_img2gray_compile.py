@@ -27,7 +27,9 @@ def test_opcheck(kernel, device, index, keepdim):
     image = sample_images(device)[index]
     arguments = (*ARGUMENTS, False, False, keepdim)
     torch.library.opcheck(ops.img2gray_raw.default, (image, *arguments))
-    torch.library.opcheck(ops.img2gray.default, (image.clone().requires_grad_(image.is_floating_point()), *arguments))
+    torch.library.opcheck(
+        ops.img2gray.default, (image.clone().requires_grad_(image.is_floating_point()), *arguments)
+    )
     out = torch.empty_like(kernel.img2gray(image, keepdim=keepdim))
     torch.library.opcheck(ops.img2gray_out.default, (image, *arguments, out))
 
@@ -61,7 +63,9 @@ def test_compiled_gradient(img2gray, device):
 
 def test_no_recompiles_for_new_sizes(img2gray, device):
     counter = CompileCounter()
-    compiled = torch.compile(lambda image: img2gray(image) + 1, fullgraph=True, dynamic=True, backend=counter)
+    compiled = torch.compile(
+        lambda image: img2gray(image) + 1, fullgraph=True, dynamic=True, backend=counter
+    )
     for batch, height, width in [(2, 8, 9), (3, 17, 5), (4, 6, 31), (7, 64, 64)]:
         image = torch.rand(batch, 3, height, width, device=device)
         assert torch.equal(compiled(image), img2gray(image) + 1)
@@ -76,7 +80,12 @@ def test_all_08_fake_has_the_strides_of_the_kernel(kernel, device, index):
     real = kernel.img2gray(image)
     with FakeTensorMode() as mode:
         fake = kernel.img2gray(mode.from_tensor(image))
-    assert (fake.shape, fake.stride(), fake.dtype, fake.device) == (real.shape, real.stride(), real.dtype, real.device)
+    assert (fake.shape, fake.stride(), fake.dtype, fake.device) == (
+        real.shape,
+        real.stride(),
+        real.dtype,
+        real.device,
+    )
 
 
 def test_fake_refuses_what_the_kernel_refuses(kernel):
@@ -99,7 +108,11 @@ def test_fake_refuses_what_the_kernel_refuses(kernel):
 
 def test_all_09_mutation_is_in_the_schema_and_nothing_is_returned(kernel):
     schema = kernel._ops.ops.img2gray_out.default._schema
-    written = [argument.name for argument in schema.arguments if argument.alias_info and argument.alias_info.is_write]
+    written = [
+        argument.name
+        for argument in schema.arguments
+        if argument.alias_info and argument.alias_info.is_write
+    ]
     assert written == ["out"] and list(schema.returns) == []
     for name in ("img2gray", "img2gray_raw"):
         schema = getattr(kernel._ops.ops, name).default._schema

@@ -10,12 +10,16 @@ def colour(r, g, b, device, dtype=torch.uint8):
     return torch.tensor([r, g, b], dtype=torch.int32).to(dtype).reshape(3, 1, 1).to(device)
 
 
-@pytest.mark.parametrize("weights, expected", [("bt601", 29), ("bt709", 18), ("pil", 29), ("opencv", 29)])
+@pytest.mark.parametrize(
+    "weights, expected", [("bt601", 29), ("bt709", 18), ("pil", 29), ("opencv", 29)]
+)
 def test_gray_01_blue_weight(img2gray, device, weights, expected):
     assert img2gray(colour(0, 0, 255, device), weights=weights).item() == expected
 
 
-@pytest.mark.parametrize("weights, expected", [("bt601", 199), ("bt709", 200), ("pil", 200), ("opencv", 200)])
+@pytest.mark.parametrize(
+    "weights, expected", [("bt601", 199), ("bt709", 200), ("pil", 200), ("opencv", 200)]
+)
 def test_gray_02_uint8_sums_do_not_wrap(img2gray, device, weights, expected):
     assert img2gray(colour(200, 200, 200, device), weights=weights).item() == expected
 
@@ -28,7 +32,9 @@ def test_gray_03_rounding_rule_is_pillows(img2gray, device, generator):
     assert gray.cpu().numpy().tobytes() == pillow
 
 
-@pytest.mark.parametrize("layout, shape", [("CHW", (1, 5, 7)), ("HWC", (5, 7, 1)), ("CHW", (2, 1, 5, 7))])
+@pytest.mark.parametrize(
+    "layout, shape", [("CHW", (1, 5, 7)), ("HWC", (5, 7, 1)), ("CHW", (2, 1, 5, 7))]
+)
 @pytest.mark.parametrize("keepdim", [True, False])
 def test_gray_04_one_channel_is_copied(img2gray, device, layout, shape, keepdim):
     image = torch.randn(shape).to(device)
@@ -99,20 +105,43 @@ def test_gray_07_weights_may_sum_to_anything(img2gray, device):
         (dict(image=torch.zeros(4, 4, 5), layout="HWC"), RuntimeError, ["image", "HWC", "5"]),
         (dict(image=torch.zeros(0, 4, 4)), RuntimeError, ["image", "1, 3 or 4", "0"]),
         (dict(image=torch.zeros(3, 4)), RuntimeError, ["image", "3 dims", "[3, 4]"]),
-        (dict(image=torch.zeros(3, 4, 4, dtype=torch.int32)), RuntimeError, ["image", "dtype", "Int"]),
-        (dict(image=torch.zeros(3, 4, 4, dtype=torch.bool)), RuntimeError, ["image", "dtype", "Bool"]),
-        (dict(image=torch.zeros(3, 4, 4, dtype=torch.complex64)), RuntimeError, ["image", "dtype", "Complex"]),
+        (
+            dict(image=torch.zeros(3, 4, 4, dtype=torch.int32)),
+            RuntimeError,
+            ["image", "dtype", "Int"],
+        ),
+        (
+            dict(image=torch.zeros(3, 4, 4, dtype=torch.bool)),
+            RuntimeError,
+            ["image", "dtype", "Bool"],
+        ),
+        (
+            dict(image=torch.zeros(3, 4, 4, dtype=torch.complex64)),
+            RuntimeError,
+            ["image", "dtype", "Complex"],
+        ),
         (dict(weights="pil"), RuntimeError, ["weights", "pil", "uint8", "Float"]),
         (dict(image=[1, 2, 3]), TypeError, ["image", "Tensor", "list"]),
         (dict(out=torch.zeros(4, 4)), RuntimeError, ["out", "shape", "[1, 4, 4]", "[4, 4]"]),
         (dict(out=torch.zeros(1, 4, 5)), RuntimeError, ["out", "shape", "[1, 4, 5]"]),
-        (dict(out=torch.zeros(1, 4, 4, dtype=torch.float16)), RuntimeError, ["out", "dtype", "Float", "Half"]),
-        (dict(out=torch.zeros(1, 1, 1).expand(1, 4, 4)), RuntimeError, ["out", "memory of its own", "[16, 0, 0]"]),
+        (
+            dict(out=torch.zeros(1, 4, 4, dtype=torch.float16)),
+            RuntimeError,
+            ["out", "dtype", "Float", "Half"],
+        ),
+        (
+            dict(out=torch.zeros(1, 1, 1).expand(1, 4, 4)),
+            RuntimeError,
+            ["out", "memory of its own", "[16, 0, 0]"],
+        ),
         (dict(out="buffer"), TypeError, ["out", "Tensor", "str"]),
     ],
 )
 def test_refusals_name_argument_rule_and_value(img2gray, device, arguments, error, words):
-    arguments = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in arguments.items()}
+    arguments = {
+        name: value.to(device) if isinstance(value, torch.Tensor) else value
+        for name, value in arguments.items()
+    }
     if "out" in arguments and words[-1] == "[16, 0, 0]":
         arguments["out"] = torch.zeros(1, 1, 1, device=device).expand(1, 4, 4)
         words = words[:-1]
@@ -166,24 +195,45 @@ def test_out_is_written_in_full_and_nowhere_else(img2gray, reference, device, ge
         lambda x: x[:, [2, 1, 0]],
         lambda x: x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)[..., 7:],
     ],
-    ids=["flipped", "channels_last", "transposed", "roi", "offset", "steps", "expanded", "row", "bgr", "hwc_roi"],
+    ids=[
+        "flipped",
+        "channels_last",
+        "transposed",
+        "roi",
+        "offset",
+        "steps",
+        "expanded",
+        "row",
+        "bgr",
+        "hwc_roi",
+    ],
 )
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.bfloat16, torch.float32, torch.float64])
-def test_views_are_taken_as_they_are(img2gray, reference, strided_copy, device, view, dtype, generator):
+@pytest.mark.parametrize(
+    "dtype", [torch.uint8, torch.uint16, torch.bfloat16, torch.float32, torch.float64]
+)
+def test_views_are_taken_as_they_are(
+    img2gray, reference, strided_copy, device, view, dtype, generator
+):
     image = torch.randint(0, 256, (2, 3, 61, 70), generator=generator, dtype=torch.int32).to(dtype)
     image = view(image)
     expected = reference(image.contiguous())
     result = img2gray(strided_copy(image, device))
     assert result.is_contiguous()
-    torch.testing.assert_close(result.cpu(), expected, rtol=1e-14 if dtype == torch.float64 else 0, atol=0)
+    torch.testing.assert_close(
+        result.cpu(), expected, rtol=1e-14 if dtype == torch.float64 else 0, atol=0
+    )
 
 
-@pytest.mark.parametrize("width", [1, 2, 7, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 255, 511, 512, 513, 1000])
+@pytest.mark.parametrize(
+    "width", [1, 2, 7, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 255, 511, 512, 513, 1000]
+)
 @pytest.mark.parametrize("channels", [3, 4])
 def test_every_row_length(img2gray, reference, device, width, channels, generator):
     """One row, and rows of a region whose ends are followed by other pixels."""
     for dtype in (torch.uint8, torch.float32):
-        wide = torch.randint(0, 256, (3, width + 9, channels), dtype=torch.int32, generator=generator).to(dtype)
+        wide = torch.randint(
+            0, 256, (3, width + 9, channels), dtype=torch.int32, generator=generator
+        ).to(dtype)
         for image in (wide[:1, :width].contiguous(), wide[:, :width], wide[:, 5 : 5 + width]):
             gray = img2gray(image.to(device), layout="HWC")
             assert torch.equal(gray.cpu(), reference(image, layout="HWC"))
@@ -238,7 +288,9 @@ def test_module(kernel, reference, device):
     module = kernel.Img2Gray(layout="HWC", weights="bt709", channel_order="BGR").to(device)
     expected = reference(image, layout="HWC", weights="bt709", channel_order="BGR")
     assert torch.equal(module(image.to(device)).cpu(), expected)
-    three = torch.nn.Sequential(kernel.Img2Gray(num_output_channels=3))(image.permute(0, 3, 1, 2).to(device))
+    three = torch.nn.Sequential(kernel.Img2Gray(num_output_channels=3))(
+        image.permute(0, 3, 1, 2).to(device)
+    )
     assert three.shape == (2, 3, 5, 6) and torch.equal(three[:, 0], three[:, 2])
     assert "bt709" in repr(module)
     for bad in (dict(num_output_channels=2), dict(num_output_channels=3, keepdim=False)):

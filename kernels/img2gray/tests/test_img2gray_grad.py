@@ -37,7 +37,9 @@ def test_gradient_is_the_weight_times_the_incoming_one(img2gray, kernel, device,
         weights = weights[::-1]
     dim = -1 if options.get("layout") == "HWC" else -3
     incoming = incoming if options.get("keepdim", True) else incoming.unsqueeze(dim)
-    expected = torch.cat([incoming.float() * weight for weight in weights] + [0 * incoming.float()], dim).to(dtype)
+    expected = torch.cat(
+        [incoming.float() * weight for weight in weights] + [0 * incoming.float()], dim
+    ).to(dtype)
     assert torch.equal(image.grad, expected)
 
 
@@ -62,7 +64,9 @@ def test_all_04_no_grad_keeps_nothing(img2gray, device_name):
                 img2gray(image)
             assert torch.cuda.memory_allocated() == used
     # With a graph, nothing of the image's size is kept either: the op is linear.
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: pytest.fail("saved a tensor"), lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: pytest.fail("saved a tensor"), lambda tensor: tensor
+    ):
         img2gray(image).sum()
 
 

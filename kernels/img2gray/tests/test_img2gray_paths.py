@@ -13,7 +13,9 @@ def image_of(shape, dtype, seed=0):
     generator = torch.Generator().manual_seed(seed)
     if dtype.is_floating_point:
         return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
-    return torch.randint(0, torch.iinfo(dtype).max + 1, shape, generator=generator, dtype=torch.int32).to(dtype)
+    return torch.randint(
+        0, torch.iinfo(dtype).max + 1, shape, generator=generator, dtype=torch.int32
+    ).to(dtype)
 
 
 def layouts(dtype):
@@ -47,7 +49,9 @@ def test_all_19_forced_isa_runs_or_is_refused(kernel, monkeypatch, isa):
     assert kernel.last_path().split()[:3] == ["cpu", isa, "planar"]
 
 
-@pytest.mark.parametrize("variable, device", [("WARPSMITH_CPU_ISA", "cpu"), ("WARPSMITH_ARCH", "cuda")])
+@pytest.mark.parametrize(
+    "variable, device", [("WARPSMITH_CPU_ISA", "cpu"), ("WARPSMITH_ARCH", "cuda")]
+)
 def test_unknown_forced_path_is_refused(kernel, monkeypatch, variable, device):
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs a GPU")
@@ -60,11 +64,17 @@ def test_unknown_forced_path_is_refused(kernel, monkeypatch, variable, device):
 @pytest.mark.gpu
 @pytest.mark.parametrize("arch", ["75", "80", "90"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_all_17_all_18_forced_arch_paths_give_the_bytes_of_the_cpu(kernel, monkeypatch, arch, dtype):
+def test_all_17_all_18_forced_arch_paths_give_the_bytes_of_the_cpu(
+    kernel, monkeypatch, arch, dtype
+):
     monkeypatch.setenv("WARPSMITH_ARCH", arch)
-    for (image, layout, strategy), weights in itertools.product(layouts(dtype), ["bt601", "opencv", (0.2, -0.7, 1.6)]):
+    for (image, layout, strategy), weights in itertools.product(
+        layouts(dtype), ["bt601", "opencv", (0.2, -0.7, 1.6)]
+    ):
         expected = kernel.img2gray(image, layout=layout, weights=weights)
-        on_gpu = torch.empty_strided(image.shape, image.stride(), dtype=dtype, device="cuda").copy_(image)
+        on_gpu = torch.empty_strided(image.shape, image.stride(), dtype=dtype, device="cuda").copy_(
+            image
+        )
         try:
             gray = kernel.img2gray(on_gpu, layout=layout, weights=weights)
         except RuntimeError as error:
@@ -83,7 +93,7 @@ def test_all_17_all_18_forced_arch_paths_give_the_bytes_of_the_cpu(kernel, monke
 def test_every_vector_width(kernel, dtype):
     """Addresses at every offset from 16 bytes: the widest access that they allow, down to single elements."""
     item = dtype.itemsize
-    for layout, offset in itertools.product(["CHW", "HWC"], range(0, 16 // item)):
+    for layout, offset in itertools.product(["CHW", "HWC"], range(16 // item)):
         shape = (3, 40, 1024) if layout == "CHW" else (40, 1024, 3)
         flat = image_of((3 * 40 * 1024 + 16,), dtype)
         image = flat[offset : offset + 3 * 40 * 1024].view(shape)

@@ -16,7 +16,8 @@ Tensor img2gray_cuda(Tensor image, double red, double green, double blue, int64_
 void img2gray_out_cuda(Tensor image, double red, double green, double blue, int64_t formula,
                        bool channels_last, bool bgr, bool keepdim, Tensor out);
 
-// What the last call of this thread ran, for tests of forced paths: string literals and the bytes per memory access.
+// What the last call of this thread ran, for tests of forced paths: string literals and the bytes
+// per memory access.
 void set_last_path(const char* device, const char* arch, const char* strategy, int access_bytes);
 
 }  // namespace img2gray

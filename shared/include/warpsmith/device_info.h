@@ -1,7 +1,8 @@
 // Kernels hold copies of this header: edit the one in shared/include and run `make sync-shared`.
 //
-// The one place that decides which architecture path (75, 80 or 90) a launch takes, and how much shared memory that
-// path may use. WARPSMITH_ARCH=75|80|90 forces a path that both the device and this binary have. Included by .cu files.
+// The one place that decides which architecture path (75, 80 or 90) a launch takes, and how much
+// shared memory that path may use. WARPSMITH_ARCH=75|80|90 forces a path that both the device and
+// this binary have. Included by .cu files.
 #pragma once
 
 #include <atomic>
@@ -19,7 +20,8 @@ inline constexpr int kMaxDevices = 64;
 
 namespace detail {
 
-// Asked for its attributes: tells which architecture this binary was compiled for, whoever assembled it last.
+// Asked for its attributes: tells which architecture this binary was compiled for, whoever
+// assembled it last.
 static __global__ void arch_probe_kernel() {}
 
 inline int newest_path_within(int compute_capability) {
@@ -36,31 +38,37 @@ inline int device_attribute(cudaDeviceAttr attribute, int device) {
   return value;
 }
 
-// The newest path that the current device, `device`, and the code compiled for it both have.
-inline int available_arch(int device) {
-  static std::atomic<int> cache[kMaxDevices];
+struct DeviceInfo {
+  std::atomic<int> arch{0};  // the newest path that the device and the code compiled for it have
+  std::atomic<int> shared_memory{0};  // bytes a block may opt in to
+};
+
+// Asked once per device, which must be the current one. Threads that ask at once find the same.
+inline const DeviceInfo& device_info(int device) {
+  static DeviceInfo cache[kMaxDevices];
   STD_TORCH_CHECK(device >= 0 && device < kMaxDevices, "device: index must be below ", kMaxDevices,
                   ", got ", device);
-  int arch = cache[device].load(std::memory_order_relaxed);
-  if (arch == 0) {
+  DeviceInfo& info = cache[device];
+  if (info.arch.load(std::memory_order_acquire) == 0) {
     const int capability = 10 * device_attribute(cudaDevAttrComputeCapabilityMajor, device) +
                            device_attribute(cudaDevAttrComputeCapabilityMinor, device);
     cudaFuncAttributes attributes;
     CUDA_CHECK(cudaFuncGetAttributes(&attributes, arch_probe_kernel));
     const int compiled = attributes.ptxVersion;
-    arch = newest_path_within(capability < compiled ? capability : compiled);
+    const int arch = newest_path_within(capability < compiled ? capability : compiled);
     STD_TORCH_CHECK(arch != 0, "device: compute capability 7.5 or newer is needed, got ",
                     capability / 10, ".", capability % 10);
-    cache[device].store(arch, std::memory_order_relaxed);
+    info.shared_memory = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    info.arch.store(arch, std::memory_order_release);
   }
-  return arch;
+  return info;
 }
 
 }  // namespace detail
 
 // `device` must be the current device (a guard is in place).
 inline int arch_path(int device) {
-  const int available = detail::available_arch(device);
+  const int available = detail::device_info(device).arch;
   const char* forced = std::getenv("WARPSMITH_ARCH");
   if (forced == nullptr || *forced == '\0') return available;
   for (int arch : kArchPaths) {
@@ -75,11 +83,11 @@ inline int arch_path(int device) {
   STD_TORCH_CHECK(false, "WARPSMITH_ARCH: must be 75, 80 or 90, got ", forced);
 }
 
-// Bytes one block may use on the path, never more than the device has: a forced path keeps the limits of its GPU.
+// Bytes one block may use on the path, never more than the device has: a forced path keeps the
+// limits of its GPU.
 inline int shared_memory_limit(int device, int arch) {
   const int path_limit = 1024 * (arch == 75 ? 64 : arch == 80 ? 163 : 227);
-  const int device_limit =
-      detail::device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  const int device_limit = detail::device_info(device).shared_memory;
   return path_limit < device_limit ? path_limit : device_limit;
 }
 

@@ -11,8 +11,8 @@ inline constexpr int kWarpSize = 32;
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Blocks for `work` units of which one block takes `per_block`; the kernel loops over what is left past the cap of the
-// x axis.
+// Blocks for `work` units of which one block takes `per_block`; the kernel loops over what is left
+// past the cap of the x axis.
 constexpr unsigned int grid_blocks(int64_t work, int64_t per_block) {
   const int64_t blocks = ceil_div(work, per_block);
   const int64_t cap = (int64_t{1} << 31) - 1;

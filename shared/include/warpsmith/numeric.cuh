@@ -1,7 +1,8 @@
 // Kernels hold copies of this header: edit the one in shared/include and run `make sync-shared`.
 //
-// Storage types to the type that computes, and back with one rounding to nearest even. Every NaN is written as the
-// positive quiet NaN without payload, so that results do not depend on which unit made it.
+// Storage types to the type that computes, and back with one rounding to nearest even. Every NaN is
+// written as the positive quiet NaN without payload, so that results do not depend on which unit
+// made it.
 #pragma once
 
 #include <cuda_bf16.h>

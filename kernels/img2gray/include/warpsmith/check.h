@@ -7,11 +7,11 @@
 
 #include <torch/headeronly/util/Exception.h>
 
-#define CUDA_CHECK(expr)                                                                       \
-  do {                                                                                         \
-    const cudaError_t warpsmith_error = (expr);                                                \
-    STD_TORCH_CHECK(warpsmith_error == cudaSuccess, #expr, ": ",                               \
-                    cudaGetErrorString(warpsmith_error));                                      \
+#define CUDA_CHECK(expr)                                         \
+  do {                                                           \
+    const cudaError_t warpsmith_error = (expr);                  \
+    STD_TORCH_CHECK(warpsmith_error == cudaSuccess, #expr, ": ", \
+                    cudaGetErrorString(warpsmith_error));        \
   } while (0)
 
 // After <<<...>>>: a bad launch configuration or a missing kernel image.

@@ -48,7 +48,8 @@ struct DtypeOf<double> {
   static constexpr ScalarType value = ScalarType::Double;
 };
 
-// dispatch_dtype<A, B, ...>(dtype, name, f) calls f(TypeTag<T>{}) with the T of the list whose dtype matches.
+// dispatch_dtype<A, B, ...>(dtype, name, f) calls f(TypeTag<T>{}) with the T of the list whose
+// dtype matches.
 template <typename... Types, typename F>
 void dispatch_dtype(ScalarType dtype, const char* argument, F&& f) {
   const bool found =

@@ -1,8 +1,8 @@
 // Kernels hold copies of this header: edit the one in shared/include and run `make sync-shared`.
 //
-// The iteration space shared by several strided operands, in its shortest form: dims of size 1 dropped, dims ordered
-// by stride (innermost first), neighbours merged wherever every operand allows. Host only; sizes and strides count
-// elements.
+// The iteration space shared by several strided operands, in its shortest form: dims of size 1
+// dropped, dims ordered by stride (innermost first), neighbours merged wherever every operand
+// allows. Host only; sizes and strides count elements.
 #pragma once
 
 #include <cstdint>

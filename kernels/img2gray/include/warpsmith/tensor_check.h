@@ -91,8 +91,9 @@ inline Footprint footprint(const Tensor& tensor, int64_t threshold) {
 
 }  // namespace detail
 
-// Whether two non-empty tensors may share a byte. Interleaved views of one buffer (channels, planes, columns) are told
-// apart: at some stride of theirs, both stay within fixed, disjoint intervals of every period.
+// Whether two non-empty tensors may share a byte. Interleaved views of one buffer (channels,
+// planes, columns) are told apart: at some stride of theirs, both stay within fixed, disjoint
+// intervals of every period.
 inline bool may_overlap(const Tensor& a, const Tensor& b) {
   const int64_t begin_a = reinterpret_cast<int64_t>(a.data_ptr());
   const int64_t begin_b = reinterpret_cast<int64_t>(b.data_ptr());
@@ -121,8 +122,8 @@ inline void check_no_overlap(const Tensor& written, const char* name, const Tens
   STD_TORCH_CHECK(!may_overlap(written, read), name, ": must not share memory with ", read_name);
 }
 
-// Every element of a tensor that is written must have memory of its own. Sufficient condition: sorted by stride, each
-// dim steps past all the smaller ones.
+// Every element of a tensor that is written must have memory of its own. Sufficient condition:
+// sorted by stride, each dim steps past all the smaller ones.
 inline void check_no_self_overlap(const Tensor& written, const char* name) {
   if (written.numel() == 0) return;
   std::vector<int64_t> dims;

@@ -33,7 +33,8 @@ struct VecWord<16> {
   using type = uint4;
 };
 
-// A union, so that the compiler moves whole words and takes elements apart only where they are used.
+// A union, so that the compiler moves whole words and takes elements apart only where they are
+// used.
 template <typename T, int kBytes>
 union alignas(kBytes) Vec {
   static constexpr int kSize = kBytes / sizeof(T);
@@ -52,7 +53,8 @@ union alignas(kBytes) Vec {
   __device__ __forceinline__ void store(T* to) const { *reinterpret_cast<Word*>(to) = word; }
 };
 
-// Addresses and strides in bytes of every operand of an access; the widest power of two that divides them all.
+// Addresses and strides in bytes of every operand of an access; the widest power of two that
+// divides them all.
 inline int widest_vector_bytes(std::initializer_list<uint64_t> addresses_and_strides) {
   uint64_t bits = 16;
   for (uint64_t value : addresses_and_strides) bits |= value;

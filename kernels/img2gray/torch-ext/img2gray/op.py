@@ -1,17 +1,15 @@
 """The public function, its fake and its gradient."""
 
-import functools
 import math
 from collections.abc import Sequence
-from typing import Optional, Union
 
 import torch
 
 from ._ops import add_op_namespace_prefix, ops
 
-Weights = Union[str, Sequence[float]]
+Weights = str | Sequence[float]
 
-# The `formula` argument of the ops: how integers are formed. Floating-point images use the weights alone.
+# The `formula` argument of the ops: how integers are formed. Floats use the weights alone.
 TRUNCATE, ROUND, PILLOW, OPENCV = range(4)
 
 # name -> (red, green, blue, formula)
@@ -32,36 +30,39 @@ def img2gray(
     weights: Weights = "bt601",
     channel_order: str = "RGB",
     keepdim: bool = True,
-    out: Optional[torch.Tensor] = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Grayscale of an RGB image, in the dtype of the image.
 
     Shapes, with any leading dims:
-        ``layout="CHW"``: ``[..., C, H, W] -> [..., 1, H, W]``, ``[..., H, W]`` without ``keepdim``.
-        ``layout="HWC"``: ``[..., H, W, C] -> [..., H, W, 1]``, ``[..., H, W]`` without ``keepdim``.
+        ``layout="CHW"``: ``[..., C, H, W] -> [..., 1, H, W]``, or ``[..., H, W]`` if not ``keepdim``.
+        ``layout="HWC"``: ``[..., H, W, C] -> [..., H, W, 1]``, or ``[..., H, W]`` if not ``keepdim``.
         C is 3, or 4 with a last channel that is ignored, or 1: then the result is a copy.
         The layout is never guessed from sizes.
 
-    Dtypes: uint8, uint16, float16, bfloat16, float32, float64. Devices: CPU and CUDA, with the same bytes.
+    Dtypes: uint8, uint16, float16, bfloat16, float32, float64. Devices: CPU and CUDA, with the same
+    bytes.
 
     Strides: any, taken as they are, for ``image`` and ``out``. A new result is contiguous.
 
     Formulas (``weights``):
-        ``"bt601"``: torchvision v2's ``rgb_to_grayscale``: ``fma(B, .114, fma(G, .587, R * .2989))`` in float32,
-        truncated for integers.
-        ``"pil"``: Pillow's ``convert("L")``: ``(19595 R + 38470 G + 7471 B + 32768) >> 16``; uint8 only.
-        ``"opencv"``: OpenCV's ``COLOR_RGB2GRAY``: ``(9798 R + 19235 G + 3735 B + 16384) >> 15`` for integers; weights
-        .299, .587, .114 otherwise.
-        ``"bt709"`` or three finite floats (red, green, blue): the same chain; integers are rounded half to even and
-        saturated. The sum of the weights is free.
+        ``"bt601"``: torchvision v2's ``rgb_to_grayscale``, in float32
+        ``fma(B, .114, fma(G, .587, R * .2989))``, truncated for integers.
+        ``"pil"``: Pillow's ``convert("L")``, ``(19595 R + 38470 G + 7471 B + 32768) >> 16``; uint8
+        only.
+        ``"opencv"``: OpenCV's ``COLOR_RGB2GRAY``, ``(9798 R + 19235 G + 3735 B + 16384) >> 15`` for
+        integers; weights .299, .587, .114 otherwise.
+        ``"bt709"`` or three finite floats (red, green, blue): the same chain; integers are rounded
+        half to even and saturated. The sum of the weights is free.
 
-    Rounding: float16 and bfloat16 compute in float32 and round once; float64 computes in float64. NaN results are
-    the quiet NaN without payload.
+    Rounding: float16 and bfloat16 compute in float32 and round once; float64 computes in float64.
+    NaN results are the quiet NaN without payload.
 
-    Gradients: linear in the image (floating point); any order. ``out`` cannot be combined with a gradient.
+    Gradients: linear in the image (floating point); any order. ``out`` cannot be combined with a
+    gradient.
 
-    Errors: ``TypeError`` or ``ValueError`` for a bad keyword, ``RuntimeError`` for a bad tensor, before any launch; each
-    names the argument, the rule and the value.
+    Errors: ``TypeError`` or ``ValueError`` for a bad keyword, ``RuntimeError`` for a bad tensor,
+    before any launch; each names the argument, the rule and the value.
 
     Example::
 
@@ -77,7 +78,9 @@ def img2gray(
         if not isinstance(out, torch.Tensor):
             raise TypeError(f"out: must be a torch.Tensor, got {type(out).__name__}")
         if needs_grad or (out.requires_grad and torch.is_grad_enabled()):
-            raise ValueError("out: cannot be used where a gradient is needed; leave it out or use torch.no_grad()")
+            raise ValueError(
+                "out: cannot be used where a gradient is needed; leave it out or use torch.no_grad()"
+            )
         ops.img2gray_out.default(image, *arguments, out)
         return out
     if needs_grad:
@@ -99,7 +102,9 @@ def _arguments(layout: str, weights: Weights, channel_order: str, keepdim: bool)
         raise TypeError(f"keepdim: must be a bool, got {keepdim!r}")
     if isinstance(weights, str):
         if weights not in FORMULAS:
-            raise ValueError(f"weights: must be one of {', '.join(FORMULAS)} or three floats, got {weights!r}")
+            raise ValueError(
+                f"weights: must be one of {', '.join(FORMULAS)} or three floats, got {weights!r}"
+            )
         formula = FORMULAS[weights]
     else:
         formula = _custom_formula(weights)
@@ -112,17 +117,31 @@ def _custom_formula(weights: Sequence[float]) -> tuple:
     except TypeError:
         raise TypeError(f"weights: must be a name or three floats, got {weights!r}") from None
     if len(values) != 3:
-        raise ValueError(f"weights: must be three floats (red, green, blue), got {len(values)}: {values}")
+        raise ValueError(
+            f"weights: must be three floats (red, green, blue), got {len(values)}: {values}"
+        )
     if not all(math.isfinite(value) and abs(value) <= FLOAT32_MAX for value in values):
         raise ValueError(f"weights: must be finite in float32, got {values}")
     return (*values, ROUND)
 
 
-def _check_and_output_shape(image: torch.Tensor, formula: int, channels_last: bool, keepdim: bool) -> list:
-    dtypes = (torch.uint8, torch.uint16, torch.float16, torch.bfloat16, torch.float32, torch.float64)
+def _check_and_output_shape(
+    image: torch.Tensor, formula: int, channels_last: bool, keepdim: bool
+) -> list:
+    dtypes = (
+        torch.uint8,
+        torch.uint16,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+    )
     torch._check(image.dtype in dtypes, lambda: f"image: dtype {image.dtype} is not supported")
     torch._check(image.dim() >= 3, lambda: f"image: must have at least 3 dims, got {image.dim()}")
-    torch._check(formula != PILLOW or image.dtype == torch.uint8, lambda: 'weights: "pil" is for uint8 images only')
+    torch._check(
+        formula != PILLOW or image.dtype == torch.uint8,
+        lambda: 'weights: "pil" is for uint8 images only',
+    )
     channel = image.dim() - (1 if channels_last else 3)
     channels = image.shape[channel]
     torch._check(channels in (1, 3, 4), lambda: f"image: needs 1, 3 or 4 channels, got {channels}")
@@ -140,9 +159,15 @@ def _fake(image, red, green, blue, formula, channels_last, bgr, keepdim):
 @torch.library.register_fake(add_op_namespace_prefix("img2gray_out"))
 def _fake_out(image, red, green, blue, formula, channels_last, bgr, keepdim, out):
     shape = _check_and_output_shape(image, formula, channels_last, keepdim)
-    torch._check(list(out.shape) == shape, lambda: f"out: must have shape {shape}, got {list(out.shape)}")
-    torch._check(out.dtype == image.dtype, lambda: f"out: must have dtype {image.dtype}, got {out.dtype}")
-    torch._check(out.device == image.device, lambda: f"out: must be on {image.device}, got {out.device}")
+    torch._check(
+        list(out.shape) == shape, lambda: f"out: must have shape {shape}, got {list(out.shape)}"
+    )
+    torch._check(
+        out.dtype == image.dtype, lambda: f"out: must have dtype {image.dtype}, got {out.dtype}"
+    )
+    torch._check(
+        out.device == image.device, lambda: f"out: must be on {image.device}, got {out.device}"
+    )
 
 
 def _setup_context(ctx, inputs, output):
@@ -164,4 +189,6 @@ def _backward(ctx, grad):
     return grad, *[None] * 7
 
 
-torch.library.register_autograd(add_op_namespace_prefix("img2gray"), _backward, setup_context=_setup_context)
+torch.library.register_autograd(
+    add_op_namespace_prefix("img2gray"), _backward, setup_context=_setup_context
+)

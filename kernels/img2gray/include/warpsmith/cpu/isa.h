@@ -1,8 +1,9 @@
 // Kernels hold copies of this header: edit the one in shared/include and run `make sync-shared`.
 //
-// Which compiled body a CPU op runs, chosen once per call by cpu_isa(). WARPSMITH_CPU_ISA=baseline|avx2|avx512 forces one
-// that the machine has. A body is compiled for its instruction set by the pragmas below, which a source file opens after
-// all its includes, so that nothing inline from a header is compiled for a wider set than the machine may have.
+// Which compiled body a CPU op runs, chosen once per call by cpu_isa().
+// WARPSMITH_CPU_ISA=baseline|avx2|avx512 forces one that the machine has. A body is compiled for
+// its instruction set by the pragmas below, which a source file opens after all its includes, so
+// that nothing inline from a header is compiled for a wider set than the machine may have.
 #pragma once
 
 #include <cstdlib>
@@ -14,8 +15,8 @@
 #define WARPSMITH_HAS_X86_ISAS 1
 #define WARPSMITH_BEGIN_AVX2 \
   _Pragma("GCC push_options") _Pragma("GCC target(\"avx2,fma,f16c,bmi,bmi2\")")
-#define WARPSMITH_BEGIN_AVX512                                                      \
-  _Pragma("GCC push_options") _Pragma(                                              \
+#define WARPSMITH_BEGIN_AVX512         \
+  _Pragma("GCC push_options") _Pragma( \
       "GCC target(\"avx2,fma,f16c,bmi,bmi2,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,prefer-vector-width=512\")")
 #define WARPSMITH_END_ISA _Pragma("GCC pop_options")
 #else

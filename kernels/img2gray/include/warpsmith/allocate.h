@@ -1,0 +1,35 @@
+// Kernels hold copies of this header: edit the one in shared/include and run `make sync-shared`.
+//
+// New tensors for results, through the C function: the dispatcher route of torch::stable::new_empty
+// looks its schema up by name at every call, about 1 us.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/tensor.h>
+
+namespace warpsmith {
+
+// Uninitialised and contiguous, with the dtype and device of `like`.
+inline torch::stable::Tensor empty_contiguous(const std::vector<int64_t>& sizes,
+                                              const torch::stable::Tensor& like) {
+  const int64_t rank = static_cast<int64_t>(sizes.size());
+  std::vector<int64_t> strides(sizes.size());
+  int64_t stride = 1;
+  for (int64_t dim = rank - 1; dim >= 0; --dim) {
+    strides[dim] = stride;
+    stride *= sizes[dim] > 1 ? sizes[dim] : 1;
+  }
+  int32_t dtype = 0, device_type = 0, device_index = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &dtype));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &device_index));
+  AtenTensorHandle tensor = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(rank, sizes.data(), strides.data(), dtype,
+                                                  device_type, device_index, &tensor));
+  return torch::stable::Tensor(tensor);
+}
+
+}  // namespace warpsmith
