@@ -8,6 +8,8 @@ VARIANT ?=
 export BUILDER VARIANT
 
 PYTHON := .venv/bin/python
+# The loader takes CUDA variants where torch is a CUDA build, with a GPU or without.
+TORCH_CUDA_TARGET = $(shell $(PYTHON) -c 'import torch; print("--target release" if torch.version.cuda else "")')
 NIX := nix --extra-experimental-features 'nix-command flakes'
 CODE := git ls-files -co --exclude-standard -- '*.h' '*.cuh' '*.cpp' '*.cu' ':!kernels/*/include/warpsmith'
 
@@ -38,8 +40,8 @@ $(foreach t,$(TARGETS) $(MORE_TARGETS),build-$(1)-$(t)): build-$(1)-%:
 endef
 $(foreach k,$(KERNELS),$(eval $(call kernel_rules,$(k))))
 
-test: venv ## Build the cpu variants and run all tests
-	@$(PYTHON) -m ci.build --target cpu
+test: venv ## Build the variants that this torch loads and run all tests
+	@$(PYTHON) -m ci.build --target cpu $(TORCH_CUDA_TARGET)
 	$(PYTHON) -m pytest
 
 check: venv ## Check build.toml files, shared headers, bindings and what git tracks
@@ -65,7 +67,7 @@ devshell: ## Enter the Nix shell of KERNEL=<kernel>, optionally of one VARIANT=<
 	$(NIX) develop '$(if $(VARIANT),./kernels/$(KERNEL)#devShells.$(VARIANT),.#$(KERNEL))'
 
 clean: ## Remove everything generated but .venv
-	rm -rf .build dist result* *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .build dist result* gray.png kernels/*/gray.png *.egg-info .pytest_cache .ruff_cache .hypothesis
 	rm -rf $(foreach k,$(KERNELS),$(addprefix kernels/$(k)/,build dist result* _cmake_build cmake \
 	  CMakeLists.txt pyproject.toml setup.py metadata-*.json torch-ext/registration.h torch-ext/*/_ops.py))
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

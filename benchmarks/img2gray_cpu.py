@@ -84,7 +84,7 @@ def main():
             name, *[f"{cell:.0f}" for cell in cells], *[f"{ratio:.2f}" for ratio in ratios]
         )
     table.title = f"us per call, median of {arguments.rounds}, {arguments.threads} threads, {kernel.last_path()}"
-    Console().print(table)
+    Console(width=120).print(table)
 
 
 if __name__ == "__main__":

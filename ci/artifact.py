@@ -83,7 +83,7 @@ def metadata(plan: Plan, revision: tuple[str, bool] | None, digest: Digest | Non
 
 
 def assemble(plan: Plan, library: Path, revision: tuple[str, bool] | None, out: Path) -> None:
-    """Write the build directory; what was there before is replaced in one step."""
+    """Write the build directory aside, then put it in the place of what was there before."""
     if out.parent.is_symlink():  # a result of `nix build`
         out.parent.unlink()
     staging = out.with_name(f".{out.name}.{os.getpid()}")
@@ -153,9 +153,9 @@ def allowed_spills(path: Path) -> list[dict]:
     """`[[allow]]` tables: kernel, function (part of its name), optionally arch, and the reason."""
     if not path.is_file():
         return []
-    entries = tomllib.loads(path.read_text())["allow"]
+    entries = tomllib.loads(path.read_text()).get("allow", [])
     for entry in entries:
-        if not str(entry.get("reason", "")).strip() or not entry.get("function"):
+        if not all(str(entry.get(key, "")).strip() for key in ("kernel", "function", "reason")):
             raise ValueError(f"{path}: each entry needs kernel, function and reason: {entry}")
     return entries
 
@@ -232,7 +232,7 @@ def load_problems(out: Path, dirty: bool) -> list[str]:
     """Load a CPU variant in a process of its own; a loader warning is a problem unless it is the
     one that a tree with uncommitted changes deserves."""
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-c", LOAD_CODE, str(out)]
+    command = [sys.executable, "-c", LOAD_CODE, str(out.parent)]  # the loader chooses
     result = subprocess.run(command, capture_output=True, text=True, env=env)
     if result.returncode:
         return ["does not load:\n" + result.stderr.strip()]

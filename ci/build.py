@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -20,7 +21,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ci import artifact, repo
+from ci import artifact, repo, sync_shared
 from ci.buildtoml import BuildTomlError, Kernel, find_problems, read, untracked
 from ci.plan import DEFAULT_TARGETS, TARGETS, Plan, PlanError, make_plan, to_cmake
 from ci.toolchain import Cuda, ToolchainError, find_cuda
@@ -89,7 +90,17 @@ def write_if_changed(path: Path, text: str) -> None:
         path.write_text(text)
 
 
+def drop_foreign_tree(tree: Path) -> None:
+    """Remove what CMake made before the checkout was moved or copied here."""
+    cache = tree / "CMakeCache.txt"
+    if cache.is_file() and f"CMAKE_CACHEFILE_DIR:INTERNAL={tree}\n" not in cache.read_text():
+        for path in tree.iterdir():
+            if path.name != "lock":
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
 def compile_library(plan: Plan, tree: Path, live: bool) -> Path:
+    drop_foreign_tree(tree)
     write_if_changed(tree / "plan.cmake", to_cmake(plan, TORCH_DIR))
     ninja_bin = Path(ninja.BIN_DIR) / "ninja"
     if not (tree / "build.ninja").is_file():
@@ -291,6 +302,8 @@ def main(argv: list[str] | None = None) -> int:
             reason = str(error)
     out = arguments.out.resolve() if arguments.out else None
     job = Job(root, out, arguments.id, cuda, reason, console)
+    for problem in sync_shared.sync(root, write=False):
+        console.print(f"warning: {problem}", markup=False)
     rows = build_all(job, directories, targets, arguments.strict)
     show_table(console, rows)
     return 0 if all(row.ok for row in rows) else 1

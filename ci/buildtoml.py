@@ -11,7 +11,11 @@ from kernels.compat import tomllib
 
 from ci import repo
 
-CAPABILITY = re.compile(r"\d+\.\d+a?(\+PTX)?")
+CAPABILITY = re.compile(r"(\d+\.\d+)a?(\+PTX)?")
+# What some CUDA from 12.6 on compiles; kernel-builder drops any other silently.
+KNOWN_CAPABILITIES = frozenset(
+    ["7.0", "7.2", "7.5", "8.0", "8.6", "8.7", "8.9", "9.0", "10.0", "10.1", "11.0", "12.0", "12.1"]
+)
 CAPABILITY_LINE = re.compile(r"^cuda-capabilities = \[.*\]$", re.MULTILINE)
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)', re.MULTILINE)
 CXX_SUFFIXES = {".cpp", ".cc", ".cxx"}
@@ -134,6 +138,8 @@ def _general_problems(kernel: Kernel) -> list[str]:
     problems = []
     if kernel.name != kernel.directory.name:
         problems.append(f"name is {kernel.name!r} but the directory is {kernel.directory.name!r}")
+    if not kernel.general["backends"]:
+        problems.append("backends is empty")
     for backend in kernel.general["backends"]:
         if backend not in BACKENDS:
             problems.append(f"backend {backend!r} is not one of {', '.join(BACKENDS)}")
@@ -158,7 +164,8 @@ def _general_problems(kernel: Kernel) -> list[str]:
 def _section_problems(kernel: Kernel, section: Section) -> list[str]:
     problems = []
     for capability in section.capabilities or ():
-        if not CAPABILITY.fullmatch(capability):
+        match = CAPABILITY.fullmatch(capability)
+        if not match or match[1] not in KNOWN_CAPABILITIES:
             problems.append(f"unknown capability {capability!r}")
     if section.capabilities is not None and not section.capabilities:
         problems.append("cuda-capabilities is empty")

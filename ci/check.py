@@ -13,12 +13,25 @@ from ci.buildtoml import (
     GENERATED_HEADER,
     HEADER_SUFFIXES,
     BuildTomlError,
+    Kernel,
     find_problems,
     read,
     untracked,
 )
 
-REQUIRED_FILES = ("CARD.md", "flake.nix", "flake.lock")
+REQUIRED_FILES = (
+    "CARD.md",
+    "CHANGELOG.md",
+    "benchmarks/benchmark.py",
+    "example.py",
+    "flake.lock",
+    "flake.nix",
+)
+
+# One build serves this version of torch and newer ones.
+STABLE_ABI = "2.11"
+# Results must not depend on whether a compiler fuses a * b + c.
+NO_CONTRACTION = {".cu": "--fmad=false", ".cpp": "-ffp-contract=off"}
 
 # What must not stand in a kernel's torch-ext/.
 FORBIDDEN = {
@@ -47,13 +60,35 @@ def build_tomls(root: Path) -> list[str]:
     for directory in repo.kernel_dirs(root):
         try:
             kernel = read(directory)
-            found = find_problems(kernel) + untracked(kernel)
+            found = find_problems(kernel) + untracked(kernel) + policy(kernel)
         except BuildTomlError as error:
             found = error.problems
         found += [
             f"{name} does not exist" for name in REQUIRED_FILES if not (directory / name).is_file()
         ]
         problems += [f"{directory.name}: {problem}" for problem in found]
+    return problems
+
+
+def policy(kernel: Kernel) -> list[str]:
+    """What this project asks of a build.toml beyond what makes it valid."""
+    problems = [
+        f"[torch.stable-abi] {backend} is {version}, not {STABLE_ABI}"
+        for backend, version in kernel.stable_abi.items()
+        if version != STABLE_ABI
+    ]
+    for section in kernel.sections:
+        if section.backend is None:
+            continue
+        flags = (*section.cxx_flags, *section.cuda_flags)
+        for suffix in {Path(path).suffix for path in section.sources()}:
+            if NO_CONTRACTION.get(suffix, "") not in ("", *flags):
+                problems.append(f"[{section.name}] lacks {NO_CONTRACTION[suffix]}")
+    listed = {path for section in kernel.sections for path in section.src}
+    for path in sorted(repo.tracked_files(kernel.directory) or ()):
+        code = Path(path).suffix in CXX_SUFFIXES | HEADER_SUFFIXES | {".cu"}
+        if code and path not in listed and not path.startswith("tests/"):
+            problems.append(f"{path!r} is in no src, so builds do not have it")
     return problems
 
 

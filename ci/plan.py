@@ -20,9 +20,10 @@ CAPABILITY_OF = {
     "ptx80": "8.0+PTX",
 }
 TARGETS = tuple(CAPABILITY_OF)
+PTX_TARGETS = ("ptx75", "ptx80")
 DEFAULT_TARGETS = ("cpu", "release", "h100", "a100", "t4")
 
-# torch's COMMON_NVCC_FLAGS, and what its CMake package adds for CUDA sources.
+# torch's COMMON_NVCC_FLAGS, and what kernel-builder adds for CUDA sources.
 NVCC_FLAGS = (
     "-D__CUDA_NO_HALF_OPERATORS__",
     "-D__CUDA_NO_HALF_CONVERSIONS__",
@@ -48,6 +49,7 @@ class Source:
     path: str  # relative to the kernel's directory
     include: tuple[str, ...]
     flags: tuple[str, ...]
+    names_module: bool  # uses TORCH_EXTENSION_NAME, and so is compiled anew for each commit
 
     @property
     def is_cuda(self) -> bool:
@@ -65,10 +67,6 @@ class Plan:
     sources: tuple[Source, ...]
     archs: tuple[str, ...]  # as metadata.json lists them; empty for cpu
     cuda: Cuda | None
-
-    @property
-    def ptx_only(self) -> bool:
-        return self.target.startswith("ptx")
 
 
 def gencode(capability: str, ptx_only: bool) -> list[str]:
@@ -114,7 +112,6 @@ def make_plan(kernel: Kernel, target: str, cuda: Cuda | None, build_id: str) -> 
     module = f"_{kernel.python_name}_{backend}_{build_id}"
     stable_abi = kernel.stable_abi[backend]
     definitions = [
-        f"TORCH_EXTENSION_NAME={module}",
         f"TORCH_TARGET_VERSION={_target_version(stable_abi)}",
         "Py_LIMITED_API=0x03090000",
         *(["CUDA_KERNEL", "USE_CUDA=1"] if cuda else ["CPU_KERNEL"]),
@@ -127,11 +124,12 @@ def make_plan(kernel: Kernel, target: str, cuda: Cuda | None, build_id: str) -> 
         if section.capabilities is not None:
             usable = capabilities(section, target, cuda)
             archs.update(usable)
-            codes = [flag for c in usable for flag in gencode(c, target.startswith("ptx"))]
+            codes = [flag for c in usable for flag in gencode(c, target in PTX_TARGETS)]
             nvcc_flags = [*NVCC_FLAGS, *codes, *section.cuda_flags]
         for path in section.sources():
             flags = nvcc_flags if path.endswith(".cu") else section.cxx_flags
-            sources.append(Source(path, section.include, tuple(flags)))
+            named = "TORCH_EXTENSION_NAME" in (kernel.directory / path).read_text()
+            sources.append(Source(path, section.include, tuple(flags), named))
     return Plan(
         kernel=kernel,
         target=target,
@@ -153,12 +151,15 @@ def to_cmake(plan: Plan, torch_dir: Path) -> str:
 
     directory = plan.kernel.directory
     torch_includes = [torch_dir / "include", torch_dir / "include/torch/csrc/api/include"]
+    # Error messages name source files: relative to the kernel and to torch's headers.
+    maps = [f"-ffile-prefix-map={path}/=" for path in (directory, torch_dir / "include")]
     lines = [
         f"set(MODULE {plan.module})",
         f"set(KERNEL_DIR {words([directory])})",
         f"set(TORCH_DIR {words([torch_dir])})",
         f"set(SYSTEM_INCLUDES {words(torch_includes)})",
         f"set(DEFINITIONS {words(plan.definitions)})",
+        f"set(PREFIX_MAPS {words(maps)})",
     ]
     if plan.cuda:
         lines.append(f"set(NVCC {words([plan.cuda.nvcc])})")
@@ -167,7 +168,10 @@ def to_cmake(plan: Plan, torch_dir: Path) -> str:
     for source in plan.sources:
         kind = "cuda_source" if source.is_cuda else "cxx_source"
         include = [directory / path for path in source.include]
+        flags = list(source.flags)
+        if source.names_module:
+            flags.append(f"-DTORCH_EXTENSION_NAME={plan.module}")
         lines.append(
-            f"{kind}({words([source.path])} INCLUDES {words(include)} FLAGS {words(source.flags)})"
+            f"{kind}({words([source.path])} INCLUDES {words(include)} FLAGS {words(flags)})"
         )
     return "\n".join(lines) + "\n"

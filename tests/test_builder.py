@@ -4,6 +4,7 @@ import importlib.util
 import json
 import logging
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -217,6 +218,15 @@ def test_a_second_run_does_nothing(tree, cpu_build, release):
     assert times() == before
 
 
+def test_a_copied_checkout_builds_in_its_own_place(tree, cpu_build, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(tree[0], copy, symlinks=True)
+    code, output = run_builder(copy, "--kernel", "toy", "--target", "cpu", "--id", "one")
+    assert code == 0, output
+    cache = (copy / ".build/toy/cpu/CMakeCache.txt").read_text()
+    assert f"{copy}/.build/toy/cpu" in cache and f"{tree[0]}/.build" not in cache
+
+
 def test_a_changed_header_rebuilds_what_includes_it(tree, toy, release):
     cuda_objects = release[0] / "cuda/cuda"
     before = {p.name: p.stat().st_mtime_ns for p in cuda_objects.glob("*.o")}
@@ -258,7 +268,11 @@ def test_an_older_local_variant_is_removed_and_a_foreign_one_stays(tmp_path):
 def test_spills_fail_unless_listed_with_a_reason(tmp_path):
     toy = write_toy(tmp_path, "toy")
     (toy / "cuda/hopper.cu").write_text(SPILLING_CU)
-    replace(toy / "build.toml", '["9.0a"]', '["7.5"]\ncuda-flags = ["-maxrregcount=16"]')
+    replace(
+        toy / "build.toml",
+        '["9.0a"]\ncuda-flags = [',
+        '["7.5"]\ncuda-flags = ["-maxrregcount=16", ',
+    )
     arguments = (tmp_path, "--target", "t4", "--id", "one")
     code, output = run_builder(*arguments)
     assert code == 1

@@ -1,8 +1,10 @@
 """The builds of this repository's own kernels, as `make` left them."""
 
+import doctest
 import importlib.util
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -89,3 +91,33 @@ def test_the_hub_benchmark_has_a_reference_for_every_workload(kernel):
         torch.testing.assert_close(
             benchmark.out, getattr(benchmark, f"verify_{workload}")(), rtol=1e-5, atol=1e-5
         )
+
+
+def run(*command, **options):
+    result = subprocess.run([*map(str, command)], capture_output=True, text=True, **options)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda path: path.name)
+def test_the_example_runs(kernel, tmp_path):
+    run(sys.executable, kernel / "example.py", cwd=tmp_path)
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda path: path.name)
+def test_the_benchmark_command_of_the_kernels_library_runs(kernel):
+    command = Path(sys.executable).with_name("kernels")
+    output = run(command, "benchmark", f"./kernels/{kernel.name}", cwd=ROOT)
+    assert "Match" in output and "✗" not in output
+
+
+def test_the_readme_shows_what_happens():
+    text = (ROOT / "README.md").read_text()
+    (session,) = re.findall(r"```pycon\n(.*?)```", text, re.DOTALL)
+    example = doctest.DocTestParser().get_doctest(
+        session.replace("<id>", "..."), {"torch": torch}, "README.md", None, 0
+    )
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    report = []
+    runner.run(example, out=report.append)
+    assert len(example.examples) > 4 and runner.failures == 0, "".join(report)

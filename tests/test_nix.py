@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import tomllib
+from kernels.compat import tomllib
 
 ROOT = Path(__file__).resolve().parents[1]
 KERNELS = sorted(toml.parent for toml in ROOT.glob("kernels/*/build.toml"))

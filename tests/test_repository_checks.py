@@ -87,6 +87,11 @@ def add_unlisted_header(root):
     commit_all(root)
 
 
+def add_unlisted_source(root):
+    (root / "kernels/toy/cpu/forgotten.cpp").write_text("int forgotten() { return 1; }\n")
+    commit_all(root)
+
+
 def untrack(root):
     subprocess.run(["git", "rm", "-q", "--cached", "kernels/toy/cpu/add.cpp"], cwd=root, check=True)
 
@@ -118,6 +123,19 @@ VIOLATIONS = {
     "unlisted_include": (
         add_unlisted_header,
         "'include/more.h' is included by include/step.h but not in src of a cpu section",
+    ),
+    "unlisted_source": (add_unlisted_source, "'cpu/forgotten.cpp' is in no src"),
+    "contraction": (
+        change("kernels/toy/build.toml", 'cxx-flags = ["-ffp-contract=off"]\n', ""),
+        "[kernel.cpu] lacks -ffp-contract=off",
+    ),
+    "cuda_contraction": (
+        change("kernels/toy/build.toml", '"--fmad=false", ', ""),
+        "[kernel.cuda] lacks --fmad=false",
+    ),
+    "stable_abi": (
+        change("kernels/toy/build.toml", 'cpu = "2.11"', 'cpu = "2.10"'),
+        "[torch.stable-abi] cpu is 2.10, not 2.11",
     ),
     "untracked": (untrack, "'cpu/add.cpp' is not tracked by git"),
     "no_card": (lambda root: (root / "kernels/toy/CARD.md").unlink(), "CARD.md does not exist"),

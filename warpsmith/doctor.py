@@ -41,7 +41,7 @@ ENVIRONMENT = {
 # As shared/include/warpsmith/cpu/isa.h and device_info.h choose; tests compare the former.
 ISA_FLAGS = {
     "avx512": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vbmi"),
-    "avx2": ("avx2", "fma", "f16c", "bmi2"),
+    "avx2": ("avx2", "fma", "f16c"),
 }
 ARCH_PATHS = (75, 80, 90)
 
@@ -407,10 +407,14 @@ def find_problems(report: dict) -> list[str]:
     if report["torch"]["error"]:
         problems.append(f"torch does not import: {report['torch']['error']}")
     if report["cpu"]["isa"] is None:
-        problems.append(
-            f"WARPSMITH_CPU_ISA={report['environment']['WARPSMITH_CPU_ISA']}: "
+        forced = report["environment"]["WARPSMITH_CPU_ISA"]
+        known = forced in ("baseline", "avx2", "avx512")
+        reason = (
             f"this machine has up to {report['cpu']['widest_isa']}"
+            if known
+            else "must be baseline, avx2 or avx512"
         )
+        problems.append(f"WARPSMITH_CPU_ISA={forced}: {reason}")
     for gpu in report["gpus"]:
         if gpu["usable_by_torch"] and gpu["arch_path"] is None:
             problems.append(f"{gpu['name']} ({gpu['capability']}): {no_path_reason(report)}")

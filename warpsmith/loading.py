@@ -11,6 +11,7 @@ try the next one, so that a stale or foreign build is never loaded by accident:
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +22,8 @@ LOCAL_KERNELS = "LOCAL_KERNELS"
 CHECKOUT = "checkout"
 HUB = "hub"
 
+# The kernels library imports a variant again for each thread that asks at the same time.
+_lock = threading.RLock()
 _hub_modules: dict[tuple[pins.Pin, str | None], ModuleType] = {}
 
 
@@ -65,9 +68,10 @@ def load(
         >>> img2gray.img2gray(image, layout="HWC", weights="pil")
     """
     source = find_source(name)
-    if source.kind == HUB:
-        return _load_from_hub(source.pin, backend, trust_remote_code)
-    return load_from(source, backend)
+    with _lock:
+        if source.kind == HUB:
+            return _load_from_hub(source.pin, backend, trust_remote_code)
+        return load_from(source, backend)
 
 
 def load_from(source: Source, backend: str | None = None) -> ModuleType:
@@ -99,7 +103,7 @@ def import_kernels() -> ModuleType:
 
 def find_source(name: str) -> Source:
     known = pins.known_kernels()
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise ValueError(f"unknown kernel {name!r}; known kernels: {', '.join(sorted(known))}")
     pin = known[name]
     override = local_overrides().get(pin.repo_id)

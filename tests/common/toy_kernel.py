@@ -34,13 +34,14 @@ depends = ["torch"]
 cuda-capabilities = ["7.5", "8.0", "9.0+PTX"]
 include = ["include"]
 cxx-flags = ["-ffp-contract=off"]
-cuda-flags = ["--fmad=false"]
+cuda-flags = ["--fmad=false", "-lineinfo"]
 src = ["cpu/add.cpp", "cuda/add.cu", "include/step.h"]
 
 [kernel.hopper]
 backend = "cuda"
 depends = ["torch"]
 cuda-capabilities = ["9.0a"]
+cuda-flags = ["--fmad=false"]
 src = ["cuda/hopper.cu"]
 """
 
@@ -137,6 +138,9 @@ __global__ void hopper_kernel(float* x) {
 }
 """,
     "CARD.md": "# toy\n",
+    "CHANGELOG.md": "# Changelog\n",
+    "example.py": "",
+    "benchmarks/benchmark.py": "",
     "flake.nix": "{ }\n",
     "flake.lock": "{ }\n",
 }

@@ -12,11 +12,11 @@ int main() {
   EXPECT(grid_blocks(1, 256) == 1 && grid_blocks(257, 256) == 2);
   EXPECT(grid_blocks(int64_t{1} << 45, 256) == 2147483647u);
 
-  EXPECT(widest_vector_bytes({0, 64, 4096}) == 16);
-  EXPECT(widest_vector_bytes({32, 8}) == 8);
-  EXPECT(widest_vector_bytes({16, 12}) == 4);
-  EXPECT(widest_vector_bytes({16, 6, 4}) == 2);
-  EXPECT(widest_vector_bytes({16, 7}) == 1);
+  EXPECT(widest_vector_bytes(0 | 64 | 4096) == 16);
+  EXPECT(widest_vector_bytes(32 | 8) == 8);
+  EXPECT(widest_vector_bytes(16 | 12) == 4);
+  EXPECT(widest_vector_bytes(16 | 6 | 4) == 2);
+  EXPECT(widest_vector_bytes(16 | 7) == 1);
   using Quad = warpsmith::Vec<uint16_t, 8>;
   EXPECT(sizeof(Quad) == 8 && Quad::kSize == 4);
   EXPECT(alignof(warpsmith::Vec<uint8_t, 16>) == 16);

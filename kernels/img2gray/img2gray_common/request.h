@@ -43,12 +43,13 @@ inline void check_image(const Tensor& image, const Options& options) {
   STD_TORCH_CHECK(integral || dtype == ScalarType::Half || dtype == ScalarType::BFloat16 ||
                       dtype == ScalarType::Float || dtype == ScalarType::Double,
                   "image: dtype must be uint8, uint16, float16, bfloat16, float32 or float64, got ",
-                  torch::headeronly::toString(dtype));
+                  warpsmith::dtype_name(dtype));
+  warpsmith::check_aligned(image, "image");
   const auto formula = static_cast<int64_t>(options.formula);
   STD_TORCH_CHECK(formula >= 0 && formula <= 3, "formula: must be 0 to 3, got ", formula);
   STD_TORCH_CHECK(options.formula != Formula::kPillow || dtype == ScalarType::Byte,
                   "weights: \"pil\" is defined for uint8 images only, got dtype ",
-                  torch::headeronly::toString(dtype));
+                  warpsmith::dtype_name(dtype));
   for (double weight : {options.red, options.green, options.blue}) {
     STD_TORCH_CHECK(std::isfinite(static_cast<float>(weight)),
                     "weights: must be finite in float32, got ", weight);
@@ -72,6 +73,7 @@ inline void check_out(const Tensor& out, const Tensor& image, const Options& opt
   warpsmith::check_same_dtype(out, "out", image, "image");
   warpsmith::check_same_device(out, "out", image, "image");
   warpsmith::check_shape(out, "out", output_shape(image, options));
+  warpsmith::check_aligned(out, "out");
   warpsmith::check_no_self_overlap(out, "out");
   warpsmith::check_no_overlap(out, "out", image, "image");
 }

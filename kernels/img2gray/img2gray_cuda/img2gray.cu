@@ -41,10 +41,10 @@ void launch_typed(const Tensor& image, Tensor& out, const Options& options) {
 
   const int device = image.get_device_index();
   const int arch = warpsmith::arch_path(device);
-  const GrayConfig config =
-      choose_config({layout, channels, nest.sizes[0], params.num_rows, static_cast<int>(sizeof(T)),
-                     warpsmith::widest_vector_bytes({bits})},
-                    warpsmith::shared_memory_limit(device, arch));
+  const GrayConfig config = choose_config(
+      {layout, channels, nest.sizes[0], params.num_rows, static_cast<int>(sizeof(T)),
+       warpsmith::widest_vector_bytes(bits)},
+      warpsmith::shared_memory_limit(arch, warpsmith::device_info(device).shared_memory));
   void* stream = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
   launch_gray(params, config, static_cast<cudaStream_t>(stream));

@@ -367,8 +367,9 @@ void launch_vectorised(const GrayParams<T>& params, const GrayConfig& config, cu
     case Strategy::kPacked4:
       packed4_kernel<T, kBytes><<<config.blocks, kBlockThreads, 0, stream>>>(params);
       break;
-    case Strategy::kStrided:
-      break;
+    default:
+      STD_TORCH_CHECK(false, "img2gray: no tiled kernel for strategy ",
+                      kStrategyNames[static_cast<int>(config.strategy)]);
   }
 }
 
@@ -379,23 +380,21 @@ void launch_gray(const GrayParams<T>& params, const GrayConfig& config, cudaStre
     auto kernel = narrow ? strided_kernel<T, uint32_t> : strided_kernel<T, int64_t>;
     kernel<<<config.blocks, kBlockThreads, 0, stream>>>(params);
   } else {
-    switch (config.access_bytes) {
-      case 16:
-        launch_vectorised<T, 16>(params, config, stream);
-        break;
-      case 8:
-        launch_vectorised<T, 8>(params, config, stream);
-        break;
-      case 4:
-        if constexpr (sizeof(T) <= 4) launch_vectorised<T, 4>(params, config, stream);
-        break;
-      case 2:
-        if constexpr (sizeof(T) <= 2) launch_vectorised<T, 2>(params, config, stream);
-        break;
-      case 1:
-        if constexpr (sizeof(T) <= 1) launch_vectorised<T, 1>(params, config, stream);
-        break;
-    }
+    bool launched = false;
+    const auto launch_if = [&](auto bytes) {
+      if constexpr (bytes.value >= static_cast<int>(sizeof(T))) {
+        if (config.access_bytes != bytes.value) return;
+        launch_vectorised<T, bytes.value>(params, config, stream);
+        launched = true;
+      }
+    };
+    launch_if(std::integral_constant<int, 16>{});
+    launch_if(std::integral_constant<int, 8>{});
+    launch_if(std::integral_constant<int, 4>{});
+    launch_if(std::integral_constant<int, 2>{});
+    launch_if(std::integral_constant<int, 1>{});
+    STD_TORCH_CHECK(launched, "img2gray: no kernel for accesses of ", config.access_bytes,
+                    " bytes");
   }
   CUDA_CHECK_LAUNCH();
 }

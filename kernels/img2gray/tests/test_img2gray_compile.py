@@ -61,6 +61,28 @@ def test_compiled_gradient(img2gray, device):
     torch.testing.assert_close(result, expected, rtol=1e-6, atol=1e-6)
 
 
+def test_an_exported_program_can_be_trained(kernel, device):
+    image = torch.rand(3, 5, 7, device=device)
+    program = torch.export.export(kernel.Img2Gray(weights="bt709"), (image,)).module()
+    image.requires_grad_()
+    program(image).sum().backward()
+    expected = torch.tensor([0.2126, 0.7152, 0.0722], device=device)
+    assert torch.equal(image.grad, expected[:, None, None].expand_as(image))
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_weights_may_change_between_compiled_calls(img2gray, device, dynamic):
+    image = torch.rand(3, 5, 7, device=device)
+    compiled = torch.compile(
+        lambda x, a: img2gray(x, weights=(a, 0.2, 0.3)),
+        fullgraph=True,
+        dynamic=dynamic,
+        backend="aot_eager",
+    )
+    for a in (0.1, 0.2, 0.35):
+        assert torch.equal(compiled(image, a), img2gray(image, weights=(a, 0.2, 0.3)))
+
+
 def test_no_recompiles_for_new_sizes(img2gray, device):
     counter = CompileCounter()
     compiled = torch.compile(

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 OPTIONS = [
     dict(),
@@ -97,3 +98,64 @@ def test_out_with_a_gradient_is_refused(img2gray, device):
         img2gray(image.detach(), out=out.clone().requires_grad_())
     with torch.no_grad():
         assert img2gray(image, out=out) is out
+    with torch.inference_mode():
+        inference = torch.empty(1, 4, 4, device=device)
+        assert img2gray(image, out=inference) is inference
+    with pytest.raises(ValueError, match="out: is an inference tensor"):
+        img2gray(image.detach(), out=inference)
+    with forward_ad.dual_level(), pytest.raises(ValueError, match="out: .*forward-mode"):
+        img2gray(image.detach(), out=out)
+
+
+def test_autograd_sees_what_out_overwrites(img2gray, device):
+    """A graph that saved `out` must not compute with the values written later."""
+    weight = torch.rand(1, 4, 4, device=device, requires_grad=True)
+    out = torch.rand(1, 4, 4, device=device)
+    product = (weight * out).sum()
+    img2gray(torch.rand(3, 4, 4, device=device), out=out)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.backward()
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("channels", [1, 4])
+def test_all_06_transforms_keep_tangents_and_gradients(img2gray, device, options, channels):
+    """The op is linear: its tangent is the op of the tangent, its Jacobian one of the gradient."""
+    image = image_for(options, channels, device=device)
+    tangent = torch.rand_like(image)
+
+    def gray(x):
+        return img2gray(x, **options)
+
+    with forward_ad.dual_level():
+        result = gray(forward_ad.make_dual(image, tangent))
+        assert torch.equal(forward_ad.unpack_dual(result).tangent, gray(tangent))
+    value, along = torch.func.jvp(gray, (image,), (tangent,))
+    assert torch.equal(value, gray(image)) and torch.equal(along, gray(tangent))
+    (expected,) = torch.autograd.grad(gray(image.requires_grad_()).square().sum(), image)
+    image = image.detach()
+    assert torch.equal(torch.func.grad(lambda x: gray(x).square().sum())(image), expected)
+    torch.testing.assert_close(torch.func.jacfwd(gray)(image), torch.func.jacrev(gray)(image))
+    batch = torch.stack([image, tangent], 1).requires_grad_()
+    torch.vmap(gray, in_dims=1)(batch).square().sum().backward()
+    assert torch.equal(batch.grad[:, 0], expected)
+    assert torch.equal(
+        torch.vmap(gray, in_dims=1)(batch), torch.stack([gray(image), gray(tangent)])
+    )
+
+
+def test_second_derivatives_through_transforms(img2gray, device):
+    weights = torch.tensor([0.1, 0.7, -0.3], dtype=torch.float64)
+    image = torch.rand(3, 1, 1, dtype=torch.float64, device=device)
+    square = lambda x: img2gray(x, weights=weights.tolist()).square().sum()  # noqa: E731
+    hessian = torch.func.hessian(square)(image).reshape(3, 3).cpu()
+    torch.testing.assert_close(hessian, 2 * torch.outer(weights, weights))
+
+
+def test_a_transform_inside_compile_is_refused_rather_than_wrong(img2gray, device):
+    image = torch.rand(3, 4, 4, device=device)
+    compiled = torch.compile(
+        lambda x: torch.func.jvp(img2gray, (x,), (x,)), fullgraph=True, backend="eager"
+    )
+    with pytest.raises(Exception, match="img2gray inside torch.func transforms"):
+        compiled(image)

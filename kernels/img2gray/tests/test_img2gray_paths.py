@@ -1,6 +1,7 @@
 """Which code ran: instruction sets, architecture paths, strategies, devices and streams."""
 
 import itertools
+import os
 
 import pytest
 import torch
@@ -118,10 +119,25 @@ def test_all_01_current_device_is_not_the_tensors(kernel):
     assert torch.equal(gray.cpu(), kernel.img2gray(image))
 
 
-def test_all_03_out_on_another_device_is_refused(kernel, device):
-    other = "meta" if device == "cpu" else "cpu"
-    with pytest.raises((RuntimeError, NotImplementedError), match="meta|device of image"):
-        kernel.img2gray(torch.zeros(3, 4, 4, device=device), out=torch.zeros(1, 4, 4, device=other))
+def test_all_03_out_on_another_device_is_refused(kernel):
+    pairs = [("cpu", "meta")]
+    if torch.cuda.is_available():
+        pairs += [("cpu", "cuda:0"), ("cuda:0", "cpu")]
+    for device, other in pairs:
+        image, out = torch.zeros(3, 4, 4, device=device), torch.zeros(1, 4, 4, device=other)
+        with pytest.raises(RuntimeError, match=f"out: must be on .*{device}, got {other}"):
+            kernel.img2gray(image, out=out)
+
+
+@needs_gpu
+@pytest.mark.gpu
+def test_a_build_for_one_arch_reports_that_arch(kernel):
+    """IMG2GRAY_TEST_ARCH is set where the build under test holds code of one arch alone."""
+    arch = os.environ.get("IMG2GRAY_TEST_ARCH")
+    if arch is None:
+        pytest.skip("the build holds code of several archs")
+    kernel.img2gray(torch.zeros(3, 4, 4, device="cuda"))
+    assert kernel.last_path().split()[1] == f"sm{arch}"
 
 
 @needs_gpu

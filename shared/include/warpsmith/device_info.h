@@ -2,7 +2,13 @@
 //
 // The one place that decides which architecture path (75, 80 or 90) a launch takes, and how much
 // shared memory that path may use. WARPSMITH_ARCH=75|80|90 forces a path that both the device and
-// this binary have. Included by .cu files.
+// this binary have.
+//
+// GPUs newer than 9.0 take path 90: it stands for what every GPU from 9.0 on has. Code for 9.0a
+// alone needs a check of its own.
+//
+// Included by .cu files. Everything is local to the including file, as the probe must be: it tells
+// the architectures that this file, with its own list of capabilities, was compiled for.
 #pragma once
 
 #include <atomic>
@@ -14,17 +20,16 @@
 #include "warpsmith/check.h"
 
 namespace warpsmith {
+namespace {
 
-inline constexpr int kArchPaths[] = {75, 80, 90};
-inline constexpr int kMaxDevices = 64;
-
-namespace detail {
+constexpr int kArchPaths[] = {75, 80, 90};
+constexpr int kMaxDevices = 64;
 
 // Asked for its attributes: tells which architecture this binary was compiled for, whoever
 // assembled it last.
-static __global__ void arch_probe_kernel() {}
+__global__ void arch_probe_kernel() {}
 
-inline int newest_path_within(int compute_capability) {
+int newest_path_within(int compute_capability) {
   int path = 0;
   for (int arch : kArchPaths) {
     if (arch <= compute_capability) path = arch;
@@ -32,7 +37,7 @@ inline int newest_path_within(int compute_capability) {
   return path;
 }
 
-inline int device_attribute(cudaDeviceAttr attribute, int device) {
+int device_attribute(cudaDeviceAttr attribute, int device) {
   int value = 0;
   CUDA_CHECK(cudaDeviceGetAttribute(&value, attribute, device));
   return value;
@@ -44,7 +49,7 @@ struct DeviceInfo {
 };
 
 // Asked once per device, which must be the current one. Threads that ask at once find the same.
-inline const DeviceInfo& device_info(int device) {
+const DeviceInfo& device_info(int device) {
   static DeviceInfo cache[kMaxDevices];
   STD_TORCH_CHECK(device >= 0 && device < kMaxDevices, "device: index must be below ", kMaxDevices,
                   ", got ", device);
@@ -64,11 +69,9 @@ inline const DeviceInfo& device_info(int device) {
   return info;
 }
 
-}  // namespace detail
-
 // `device` must be the current device (a guard is in place).
-inline int arch_path(int device) {
-  const int available = detail::device_info(device).arch;
+int arch_path(int device) {
+  const int available = device_info(device).arch;
   const char* forced = std::getenv("WARPSMITH_ARCH");
   if (forced == nullptr || *forced == '\0') return available;
   for (int arch : kArchPaths) {
@@ -85,10 +88,10 @@ inline int arch_path(int device) {
 
 // Bytes one block may use on the path, never more than the device has: a forced path keeps the
 // limits of its GPU.
-inline int shared_memory_limit(int device, int arch) {
+int shared_memory_limit(int arch, int device_limit) {
   const int path_limit = 1024 * (arch == 75 ? 64 : arch == 80 ? 163 : 227);
-  const int device_limit = detail::device_info(device).shared_memory;
   return path_limit < device_limit ? path_limit : device_limit;
 }
 
+}  // namespace
 }  // namespace warpsmith

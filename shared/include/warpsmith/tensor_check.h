@@ -24,6 +24,37 @@ std::string shape_string(const Sizes& sizes) {
   return text.str();
 }
 
+// As Python writes it.
+inline const char* dtype_name(torch::headeronly::ScalarType dtype) {
+  using torch::headeronly::ScalarType;
+  switch (dtype) {
+    case ScalarType::Byte:
+      return "uint8";
+    case ScalarType::UInt16:
+      return "uint16";
+    case ScalarType::Char:
+      return "int8";
+    case ScalarType::Short:
+      return "int16";
+    case ScalarType::Int:
+      return "int32";
+    case ScalarType::Long:
+      return "int64";
+    case ScalarType::Half:
+      return "float16";
+    case ScalarType::BFloat16:
+      return "bfloat16";
+    case ScalarType::Float:
+      return "float32";
+    case ScalarType::Double:
+      return "float64";
+    case ScalarType::Bool:
+      return "bool";
+    default:
+      return torch::headeronly::toString(dtype);
+  }
+}
+
 inline std::string device_string(const Tensor& tensor) {
   std::ostringstream text;
   text << (tensor.is_cuda() ? "cuda" : tensor.is_cpu() ? "cpu" : "another device");
@@ -44,8 +75,7 @@ inline void check_same_dtype(const Tensor& tensor, const char* name, const Tenso
                              const char* reference_name) {
   STD_TORCH_CHECK(tensor.scalar_type() == reference.scalar_type(), name,
                   ": must have the dtype of ", reference_name, ", ",
-                  torch::headeronly::toString(reference.scalar_type()), ", got ",
-                  torch::headeronly::toString(tensor.scalar_type()));
+                  dtype_name(reference.scalar_type()), ", got ", dtype_name(tensor.scalar_type()));
 }
 
 inline void check_shape(const Tensor& tensor, const char* name,
@@ -55,6 +85,14 @@ inline void check_shape(const Tensor& tensor, const char* name,
   for (size_t i = 0; same && i < expected.size(); ++i) same = sizes[i] == expected[i];
   STD_TORCH_CHECK(same, name, ": must have shape ", shape_string(expected), ", got ",
                   shape_string(sizes));
+}
+
+// Imported buffers can start anywhere; code reads elements, which must not straddle.
+inline void check_aligned(const Tensor& tensor, const char* name) {
+  const uint64_t address = reinterpret_cast<uint64_t>(tensor.const_data_ptr());
+  STD_TORCH_CHECK(address % tensor.element_size() == 0, name,
+                  ": must start at a multiple of its element size, ", tensor.element_size(),
+                  " bytes, got an address that leaves ", address % tensor.element_size());
 }
 
 namespace detail {
@@ -95,8 +133,8 @@ inline Footprint footprint(const Tensor& tensor, int64_t threshold) {
 // planes, columns) are told apart: at some stride of theirs, both stay within fixed, disjoint
 // intervals of every period.
 inline bool may_overlap(const Tensor& a, const Tensor& b) {
-  const int64_t begin_a = reinterpret_cast<int64_t>(a.data_ptr());
-  const int64_t begin_b = reinterpret_cast<int64_t>(b.data_ptr());
+  const int64_t begin_a = reinterpret_cast<int64_t>(a.const_data_ptr());
+  const int64_t begin_b = reinterpret_cast<int64_t>(b.const_data_ptr());
   const auto disjoint_at = [&](int64_t threshold) {
     const detail::Footprint fa = detail::footprint(a, threshold);
     const detail::Footprint fb = detail::footprint(b, threshold);

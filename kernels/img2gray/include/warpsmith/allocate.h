@@ -1,7 +1,7 @@
 // Kernels hold copies of this header: edit the one in shared/include and run `make sync-shared`.
 //
-// New tensors for results, through the C function: the dispatcher route of torch::stable::new_empty
-// looks its schema up by name at every call, about 1 us.
+// New tensors for results, through the C function: torch::stable::new_empty looks its schema up by
+// name at every call.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,8 @@
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/tensor.h>
+
+#include "warpsmith/tensor_check.h"
 
 namespace warpsmith {
 
@@ -27,8 +29,12 @@ inline torch::stable::Tensor empty_contiguous(const std::vector<int64_t>& sizes,
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &device_index));
   AtenTensorHandle tensor = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(rank, sizes.data(), strides.data(), dtype,
-                                                  device_type, device_index, &tensor));
+  // The C function loses torch's message, and with it the type of an out-of-memory error.
+  STD_TORCH_CHECK(aoti_torch_empty_strided(rank, sizes.data(), strides.data(), dtype, device_type,
+                                           device_index, &tensor) == TORCH_SUCCESS,
+                  like.is_cuda() ? "CUDA out of memory. " : "out of memory: ", "cannot allocate ",
+                  stride * aoti_torch_dtype_element_size(dtype), " bytes for a result of shape ",
+                  shape_string(sizes));
   return torch::stable::Tensor(tensor);
 }
 

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <initializer_list>
 
 #include <cuda_runtime.h>
 
@@ -53,11 +52,10 @@ union alignas(kBytes) Vec {
   __device__ __forceinline__ void store(T* to) const { *reinterpret_cast<Word*>(to) = word; }
 };
 
-// Addresses and strides in bytes of every operand of an access; the widest power of two that
-// divides them all.
-inline int widest_vector_bytes(std::initializer_list<uint64_t> addresses_and_strides) {
-  uint64_t bits = 16;
-  for (uint64_t value : addresses_and_strides) bits |= value;
+// From the bitwise or of the addresses and byte strides of all operands of an access: the widest
+// power of two, up to 16, that divides each of them.
+inline int widest_vector_bytes(uint64_t combined) {
+  const uint64_t bits = combined | 16;
   return static_cast<int>(bits & (~bits + 1));
 }
 

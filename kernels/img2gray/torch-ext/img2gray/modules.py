@@ -2,13 +2,14 @@
 
 import torch
 
-from .op import Weights, img2gray
+from .op import Weights, _arguments, img2gray
 
 
 class Img2Gray(torch.nn.Module):
     """:func:`img2gray` with its keywords fixed, for ``nn.Sequential`` and transform lists.
 
-    ``num_output_channels=3`` repeats the gray channel (a view, no copy), for models that want three.
+    ``num_output_channels=3`` repeats the gray channel (a view, no copy), for models that want it.
+    It replaces no class of a model, so it is not one of the ``layers`` that ``kernelize`` takes.
 
     Example::
 
@@ -26,12 +27,13 @@ class Img2Gray(torch.nn.Module):
         num_output_channels: int = 1,
     ):
         super().__init__()
-        if num_output_channels not in (1, 3):
+        _arguments(layout, weights, channel_order, keepdim)  # refuses bad ones now
+        if type(num_output_channels) is not int or num_output_channels not in (1, 3):
             raise ValueError(f"num_output_channels: must be 1 or 3, got {num_output_channels!r}")
         if num_output_channels == 3 and not keepdim:
             raise ValueError("num_output_channels: 3 needs keepdim=True")
         self.layout = layout
-        self.weights = weights
+        self.weights = weights if isinstance(weights, str) else tuple(map(float, weights))
         self.channel_order = channel_order
         self.keepdim = keepdim
         self.num_output_channels = num_output_channels

@@ -1,9 +1,9 @@
 """The public function, its fake and its gradient."""
 
-import math
 from collections.abc import Sequence
 
 import torch
+from torch.autograd import forward_ad
 
 from ._ops import add_op_namespace_prefix, ops
 
@@ -52,14 +52,15 @@ def img2gray(
         only.
         ``"opencv"``: OpenCV's ``COLOR_RGB2GRAY``, ``(9798 R + 19235 G + 3735 B + 16384) >> 15`` for
         integers; weights .299, .587, .114 otherwise.
-        ``"bt709"`` or three finite floats (red, green, blue): the same chain; integers are rounded
-        half to even and saturated. The sum of the weights is free.
+        ``"bt709"`` or three floats (red, green, blue), finite in float32: the same chain; integers
+        are rounded half to even and saturated. The sum of the weights is free.
 
     Rounding: float16 and bfloat16 compute in float32 and round once; float64 computes in float64.
     NaN results are the quiet NaN without payload.
 
-    Gradients: linear in the image (floating point); any order. ``out`` cannot be combined with a
-    gradient.
+    Gradients: linear in the image (floating point); reverse and forward mode, any order, and under
+    ``torch.func`` (not with a transform inside ``torch.compile``). ``out`` cannot be combined with
+    any of these.
 
     Errors: ``TypeError`` or ``ValueError`` for a bad keyword, ``RuntimeError`` for a bad tensor,
     before any launch; each names the argument, the rule and the value.
@@ -73,30 +74,49 @@ def img2gray(
     arguments = _arguments(layout, weights, channel_order, keepdim)
     if not isinstance(image, torch.Tensor):
         raise TypeError(f"image: must be a torch.Tensor, got {type(image).__name__}")
-    needs_grad = image.requires_grad and torch.is_grad_enabled()
     if out is not None:
-        if not isinstance(out, torch.Tensor):
-            raise TypeError(f"out: must be a torch.Tensor, got {type(out).__name__}")
-        if needs_grad or (out.requires_grad and torch.is_grad_enabled()):
-            raise ValueError(
-                "out: cannot be used where a gradient is needed; leave it out or use torch.no_grad()"
+        return _write_out(image, arguments, out)
+    if _is_transformed():
+        if torch.compiler.is_compiling():
+            raise NotImplementedError(
+                "image: torch.compile cannot trace img2gray inside torch.func transforms or "
+                "forward-mode AD; compile the function without the transform"
             )
-        ops.img2gray_out.default(image, *arguments, out)
-        return out
-    if needs_grad:
+        return _LinearFunction.apply(image, *arguments)
+    # A graph that is traced now may be differentiated later.
+    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    if traced or (image.requires_grad and torch.is_grad_enabled()):
         return ops.img2gray.default(image, *arguments)
     return ops.img2gray_raw.default(image, *arguments)
 
 
+def _write_out(image: torch.Tensor, arguments: tuple, out: torch.Tensor) -> torch.Tensor:
+    if not isinstance(out, torch.Tensor):
+        raise TypeError(f"out: must be a torch.Tensor, got {type(out).__name__}")
+    if torch.is_grad_enabled() and (image.requires_grad or out.requires_grad):
+        raise ValueError(
+            "out: cannot be used where a gradient is needed; leave it out or use torch.no_grad()"
+        )
+    compiling = torch.compiler.is_compiling()  # which knows no inference tensors
+    if not compiling and out.is_inference() and not torch.is_inference_mode_enabled():
+        raise ValueError("out: is an inference tensor, which only torch.inference_mode() may write")
+    if _is_transformed():
+        raise ValueError("out: cannot be used with forward-mode AD or torch.func transforms")
+    ops.img2gray_out.default(image, *arguments, out)
+    # Autograd must learn of the write, or a graph that saved `out` would use the new values.
+    torch.autograd.graph.increment_version(out)
+    return out
+
+
 def last_path() -> str:
-    """What the last call of this thread ran: device, architecture path, strategy, bytes per access."""
+    """What the last call of this thread ran: device, architecture, strategy, bytes per access."""
     return ops.last_path.default()
 
 
 def _arguments(layout: str, weights: Weights, channel_order: str, keepdim: bool) -> tuple:
-    if layout != "CHW" and layout != "HWC":
+    if not isinstance(layout, str) or layout not in ("CHW", "HWC"):
         raise ValueError(f'layout: must be "CHW" or "HWC", got {layout!r}')
-    if channel_order != "RGB" and channel_order != "BGR":
+    if not isinstance(channel_order, str) or channel_order not in ("RGB", "BGR"):
         raise ValueError(f'channel_order: must be "RGB" or "BGR", got {channel_order!r}')
     if not isinstance(keepdim, bool):
         raise TypeError(f"keepdim: must be a bool, got {keepdim!r}")
@@ -112,17 +132,27 @@ def _arguments(layout: str, weights: Weights, channel_order: str, keepdim: bool)
 
 
 def _custom_formula(weights: Sequence[float]) -> tuple:
-    try:
-        values = tuple(float(weight) for weight in weights)
-    except TypeError:
-        raise TypeError(f"weights: must be a name or three floats, got {weights!r}") from None
-    if len(values) != 3:
+    refused = (bytes, bytearray, dict, set, frozenset)
+    if isinstance(weights, refused) or not hasattr(weights, "__len__"):
+        raise TypeError(f"weights: must be a name or three floats, got {weights!r}")
+    if isinstance(weights, torch.Tensor) and weights.requires_grad:
+        raise ValueError("weights: have no gradient, got a tensor that requires one; detach it")
+    if len(weights) != 3:
         raise ValueError(
-            f"weights: must be three floats (red, green, blue), got {len(values)}: {values}"
+            f"weights: must be three floats (red, green, blue), got {len(weights)}: {weights!r}"
         )
-    if not all(math.isfinite(value) and abs(value) <= FLOAT32_MAX for value in values):
-        raise ValueError(f"weights: must be finite in float32, got {values}")
-    return (*values, ROUND)
+    red, green, blue = weights
+    if isinstance(red, str) or isinstance(green, str) or isinstance(blue, str):
+        raise TypeError(f"weights: must be a name or three floats, got {weights!r}")
+    try:
+        red, green, blue = float(red), float(green), float(blue)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        raise TypeError(f"weights: must be a name or three floats, got {weights!r}") from None
+    # Written so that NaN fails, and so that weights traced as symbols pass.
+    for weight in (red, green, blue):
+        if not -FLOAT32_MAX <= weight <= FLOAT32_MAX:
+            raise ValueError(f"weights: must be finite in float32, got {(red, green, blue)}")
+    return (red, green, blue, ROUND)
 
 
 def _check_and_output_shape(
@@ -136,11 +166,17 @@ def _check_and_output_shape(
         torch.float32,
         torch.float64,
     )
-    torch._check(image.dtype in dtypes, lambda: f"image: dtype {image.dtype} is not supported")
+    torch._check(
+        image.dtype in dtypes, lambda: f"image: dtype must be one of {dtypes}, got {image.dtype}"
+    )
     torch._check(image.dim() >= 3, lambda: f"image: must have at least 3 dims, got {image.dim()}")
     torch._check(
+        formula in (TRUNCATE, ROUND, PILLOW, OPENCV),
+        lambda: f"formula: must be 0 to 3, got {formula}",
+    )
+    torch._check(
         formula != PILLOW or image.dtype == torch.uint8,
-        lambda: 'weights: "pil" is for uint8 images only',
+        lambda: f'weights: "pil" is defined for uint8 images only, got dtype {image.dtype}',
     )
     channel = image.dim() - (1 if channels_last else 3)
     channels = image.shape[channel]
@@ -171,24 +207,50 @@ def _fake_out(image, red, green, blue, formula, channels_last, bgr, keepdim, out
 
 
 def _setup_context(ctx, inputs, output):
-    image, red, green, blue, _, ctx.channels_last, bgr, ctx.keepdim = inputs
-    ctx.channels = image.shape[image.dim() - (1 if ctx.channels_last else 3)]
-    ctx.weights = (blue, green, red) if bgr else (red, green, blue)
+    image = inputs[0]
+    ctx.arguments = inputs[1:]
+    ctx.channels = image.shape[-1 if inputs[5] else -3]
 
 
 def _backward(ctx, grad):
     # Differentiable torch ops, so that gradients of gradients come by themselves; nothing is saved.
-    dim = -1 if ctx.channels_last else -3
-    if not ctx.keepdim:
+    red, green, blue, _, channels_last, bgr, keepdim = ctx.arguments
+    dim = -1 if channels_last else -3
+    if not keepdim:
         grad = grad.unsqueeze(dim)
     if ctx.channels > 1:
-        channels = [grad * weight for weight in ctx.weights]
+        weights = (blue, green, red) if bgr else (red, green, blue)
+        channels = [grad * weight for weight in weights]
         if ctx.channels == 4:
             channels.append(torch.zeros_like(grad))
         grad = torch.cat(channels, dim)
-    return grad, *[None] * 7
+    return grad, None, None, None, None, None, None, None
 
 
 torch.library.register_autograd(
     add_op_namespace_prefix("img2gray"), _backward, setup_context=_setup_context
 )
+
+
+def _is_transformed() -> bool:
+    """Whether forward-mode AD or a torch.func transform is at work, which ops would not notice."""
+    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+
+
+class _LinearFunction(torch.autograd.Function):
+    """The op for transforms. It is linear: its tangent is the op of the tangent."""
+
+    @staticmethod
+    def forward(image, *arguments):
+        return ops.img2gray_raw.default(image, *arguments)
+
+    setup_context = staticmethod(_setup_context)
+    backward = staticmethod(_backward)
+
+    @staticmethod
+    def jvp(ctx, tangent, *_):
+        return _LinearFunction.apply(tangent, *ctx.arguments)
+
+    @staticmethod
+    def vmap(info, in_dims, image, *arguments):
+        return _LinearFunction.apply(image.movedim(in_dims[0], 0), *arguments), 0

@@ -11,13 +11,12 @@
 
 #include <torch/headeronly/util/Exception.h>
 
-#if defined(__x86_64__) && defined(__GNUC__)
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define WARPSMITH_HAS_X86_ISAS 1
-#define WARPSMITH_BEGIN_AVX2 \
-  _Pragma("GCC push_options") _Pragma("GCC target(\"avx2,fma,f16c,bmi,bmi2\")")
+#define WARPSMITH_BEGIN_AVX2 _Pragma("GCC push_options") _Pragma("GCC target(\"avx2,fma,f16c\")")
 #define WARPSMITH_BEGIN_AVX512         \
   _Pragma("GCC push_options") _Pragma( \
-      "GCC target(\"avx2,fma,f16c,bmi,bmi2,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,prefer-vector-width=512\")")
+      "GCC target(\"avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,prefer-vector-width=512\")")
 #define WARPSMITH_END_ISA _Pragma("GCC pop_options")
 #else
 #define WARPSMITH_HAS_X86_ISAS 0
@@ -32,7 +31,7 @@ inline constexpr const char* kIsaNames[] = {"baseline", "avx2", "avx512"};
 inline Isa widest_isa() {
 #if WARPSMITH_HAS_X86_ISAS
   if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-        __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2"))) {
+        __builtin_cpu_supports("f16c"))) {
     return Isa::kBaseline;
   }
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
