@@ -13,7 +13,7 @@ from common.toy_kernel import write_toy
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGETS = {"build-all", "release", "test", "check", "check-nix", "sync-shared", "fmt"}
-TARGETS |= {"devshell", "clean", "build-<kernel>", "build-<kernel>-<target>"}
+TARGETS |= {"sync-locks", "devshell", "clean", "build-<kernel>", "build-<kernel>-<target>"}
 
 
 @pytest.fixture
@@ -136,6 +136,18 @@ def test_nix_builds_each_target_into_a_directory_of_its_own(tree, path_without_n
         for kernel in ("toy", "other-toy")
         for suffix, target in (("", "release"), ("-a100", "a100"), ("-t4", "t4"))
     ]
+
+
+def test_ptx_is_built_locally_even_with_nix(tree, path_without_nix):
+    executable(path_without_nix / "nix", "exit 1")
+    executable(tree / ".venv/bin/python", 'echo "$@" >>python.log')
+    executable(tree / "ci/bootstrap.sh", "")
+    env = {"PATH": str(path_without_nix), "BUILDER": "nix"}
+    command = ["ci/build.sh", "toy other-toy", "ptx75"]
+    done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    arguments = "--kernel=toy --kernel=other-toy --target=ptx75"
+    assert (tree / "python.log").read_text() == f"-m ci.build {arguments}\n"
 
 
 FAKE_NVCC = """
