@@ -4,6 +4,13 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo():
+    """Compiled code is kept by source line, for all devices and tests together."""
+    torch._dynamo.reset()
+
+
 ARGUMENTS = (0.2989, 0.587, 0.114, 0)  # red, green, blue, formula
 
 
