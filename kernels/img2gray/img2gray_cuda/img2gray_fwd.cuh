@@ -9,7 +9,7 @@
 //   strided  one pixel per thread, channels read where they lie
 // Vectors have the widest power of two that divides every address and stride; the end of a row is
 // done by elements. All architecture paths run the same code: asynchronous copies to shared memory
-// were measured and gain nothing here.
+// gain nothing on an H200.
 #pragma once
 
 #include "img2gray_common/formula.h"
@@ -42,7 +42,8 @@ struct GrayParams {
 inline constexpr int kWarpsPerBlock = 8;
 inline constexpr int kBlockThreads = kWarpsPerBlock * kWarpSize;
 // Registers are capped so that this many blocks fit: uint8 needs the loads of 48 warps in flight to
-// reach the copy rate. A 7.5 multiprocessor has room for 4.
+// reach the copy rate of an H200 (4 blocks: 90 %, 6 blocks: 98 %). A 7.5 multiprocessor has room
+// for 4.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 inline constexpr int kMinBlocks = 4;
 #else

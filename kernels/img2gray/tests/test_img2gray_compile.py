@@ -27,6 +27,7 @@ def sample_images(device):
     ]
 
 
+@pytest.mark.kernels_ci
 @pytest.mark.parametrize("index", range(6))
 @pytest.mark.parametrize("keepdim", [True, False])
 def test_opcheck(kernel, device, index, keepdim):
