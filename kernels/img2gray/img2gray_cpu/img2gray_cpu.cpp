@@ -1,7 +1,6 @@
-// CPU entry points: checks, output, choice of the instruction set, threads.
+// CPU entry point: choice of the instruction set, threads.
 #include "img2gray_cpu/img2gray_job.h"
 #include "torch-ext/torch_binding.h"
-#include "warpsmith/allocate.h"
 #include "warpsmith/cpu/isa.h"
 
 namespace img2gray {
@@ -10,9 +9,9 @@ namespace {
 // Pixels that are worth a thread of their own: about 10 us of work.
 constexpr int64_t kPixelsPerThread = int64_t{1} << 16;
 
-void launch(const Tensor& image, Tensor& out, const Options& options) {
-  if (out.numel() == 0) return set_last_path("cpu", "none", "empty", 0);
-  if (copy_single_channel(image, out, options)) return set_last_path("cpu", "torch", "copy", 0);
+}  // namespace
+
+void launch_cpu(const Tensor& image, Tensor& out, const Options& options) {
   const int64_t channel = channel_dim(image, options.channels_last);
   GrayJob job{image.scalar_type(),    image.const_data_ptr(),
               out.mutable_data_ptr(), pixel_nest(image, out, options),
@@ -30,27 +29,6 @@ void launch(const Tensor& image, Tensor& out, const Options& options) {
                               [&](int64_t begin, int64_t end) { range(job, begin, end); });
   set_last_path("cpu", warpsmith::kIsaNames[static_cast<int>(isa)],
                 kRowLayoutNames[static_cast<int>(job.layout)], 0);
-}
-
-}  // namespace
-
-Tensor img2gray_cpu(Tensor image, double red, double green, double blue, int64_t formula,
-                    bool channels_last, bool bgr, bool keepdim) {
-  const Options options{
-      static_cast<Formula>(formula), red, green, blue, channels_last, bgr, keepdim};
-  check_image(image, options);
-  Tensor out = warpsmith::empty_contiguous(output_shape(image, options), image);
-  launch(image, out, options);
-  return out;
-}
-
-void img2gray_out_cpu(Tensor image, double red, double green, double blue, int64_t formula,
-                      bool channels_last, bool bgr, bool keepdim, Tensor out) {
-  const Options options{
-      static_cast<Formula>(formula), red, green, blue, channels_last, bgr, keepdim};
-  check_image(image, options);
-  check_out(out, image, options);
-  launch(image, out, options);
 }
 
 }  // namespace img2gray

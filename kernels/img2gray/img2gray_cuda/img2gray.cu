@@ -1,8 +1,7 @@
-// CUDA entry points: checks, output, strategy, launch on the current stream of the image's device.
+// CUDA entry point: strategy, launch on the current stream of the image's device.
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
 
-#include "warpsmith/allocate.h"
 #include "warpsmith/device_info.h"
 
 #include "img2gray_common/request.h"
@@ -52,35 +51,13 @@ void launch_typed(const Tensor& image, Tensor& out, const Options& options) {
                 config.access_bytes);
 }
 
-void launch(const Tensor& image, Tensor& out, const Options& options) {
-  if (out.numel() == 0) return set_last_path("cuda", "none", "empty", 0);
-  if (copy_single_channel(image, out, options)) return set_last_path("cuda", "torch", "copy", 0);
+}  // namespace
+
+void launch_cuda(const Tensor& image, Tensor& out, const Options& options) {
+  const torch::stable::accelerator::DeviceGuard guard(image.get_device_index());
   warpsmith::dispatch_dtype<uint8_t, uint16_t, Half, BFloat16, float, double>(
       image.scalar_type(), "image",
       [&](auto tag) { launch_typed<typename decltype(tag)::type>(image, out, options); });
-}
-
-}  // namespace
-
-Tensor img2gray_cuda(Tensor image, double red, double green, double blue, int64_t formula,
-                     bool channels_last, bool bgr, bool keepdim) {
-  const Options options{
-      static_cast<Formula>(formula), red, green, blue, channels_last, bgr, keepdim};
-  check_image(image, options);
-  const torch::stable::accelerator::DeviceGuard guard(image.get_device_index());
-  Tensor out = warpsmith::empty_contiguous(output_shape(image, options), image);
-  launch(image, out, options);
-  return out;
-}
-
-void img2gray_out_cuda(Tensor image, double red, double green, double blue, int64_t formula,
-                       bool channels_last, bool bgr, bool keepdim, Tensor out) {
-  const Options options{
-      static_cast<Formula>(formula), red, green, blue, channels_last, bgr, keepdim};
-  check_image(image, options);
-  check_out(out, image, options);
-  const torch::stable::accelerator::DeviceGuard guard(image.get_device_index());
-  launch(image, out, options);
 }
 
 }  // namespace img2gray

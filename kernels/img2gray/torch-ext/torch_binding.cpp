@@ -5,6 +5,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include "registration.h"
+#include "warpsmith/allocate.h"
 
 namespace img2gray {
 namespace {
@@ -23,6 +24,37 @@ std::string last_path() {
          std::to_string(last.access_bytes);
 }
 
+using Launch = void(const Tensor&, Tensor&, const Options&);
+
+template <Launch* kLaunch>
+void write(const Tensor& image, Tensor& out, const Options& options) {
+  const char* device = image.is_cuda() ? "cuda" : "cpu";
+  if (out.numel() == 0) return set_last_path(device, "none", "empty", 0);
+  if (copy_single_channel(image, out, options)) return set_last_path(device, "torch", "copy", 0);
+  kLaunch(image, out, options);
+}
+
+template <Launch* kLaunch>
+Tensor img2gray(Tensor image, double red, double green, double blue, int64_t formula,
+                bool channels_last, bool bgr, bool keepdim) {
+  const Options options{
+      static_cast<Formula>(formula), red, green, blue, channels_last, bgr, keepdim};
+  check_image(image, options);
+  Tensor out = warpsmith::empty_contiguous(output_shape(image, options), image);
+  write<kLaunch>(image, out, options);
+  return out;
+}
+
+template <Launch* kLaunch>
+void img2gray_out(Tensor image, double red, double green, double blue, int64_t formula,
+                  bool channels_last, bool bgr, bool keepdim, Tensor out) {
+  const Options options{
+      static_cast<Formula>(formula), red, green, blue, channels_last, bgr, keepdim};
+  check_image(image, options);
+  check_out(out, image, options);
+  write<kLaunch>(image, out, options);
+}
+
 }  // namespace
 
 void set_last_path(const char* device, const char* arch, const char* strategy, int access_bytes) {
@@ -31,7 +63,8 @@ void set_last_path(const char* device, const char* arch, const char* strategy, i
 
 }  // namespace img2gray
 
-// img2gray and img2gray_raw run the same code; autograd is registered for the first alone.
+// img2gray and img2gray_raw run the same code; autograd is registered for the first alone, the
+// other two are for callers that need no gradient.
 STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
   ops.def(
       "img2gray(Tensor image, float red, float green, float blue, int formula, bool channels_last, "
@@ -50,16 +83,16 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CompositeExplicitAutograd
 }
 
 STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
-  ops.impl("img2gray", TORCH_BOX(&img2gray::img2gray_cpu));
-  ops.impl("img2gray_raw", TORCH_BOX(&img2gray::img2gray_cpu));
-  ops.impl("img2gray_out", TORCH_BOX(&img2gray::img2gray_out_cpu));
+  ops.impl("img2gray", TORCH_BOX(&img2gray::img2gray<img2gray::launch_cpu>));
+  ops.impl("img2gray_raw", TORCH_BOX(&img2gray::img2gray<img2gray::launch_cpu>));
+  ops.impl("img2gray_out", TORCH_BOX(&img2gray::img2gray_out<img2gray::launch_cpu>));
 }
 
 #if defined(CUDA_KERNEL)
 STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
-  ops.impl("img2gray", TORCH_BOX(&img2gray::img2gray_cuda));
-  ops.impl("img2gray_raw", TORCH_BOX(&img2gray::img2gray_cuda));
-  ops.impl("img2gray_out", TORCH_BOX(&img2gray::img2gray_out_cuda));
+  ops.impl("img2gray", TORCH_BOX(&img2gray::img2gray<img2gray::launch_cuda>));
+  ops.impl("img2gray_raw", TORCH_BOX(&img2gray::img2gray<img2gray::launch_cuda>));
+  ops.impl("img2gray_out", TORCH_BOX(&img2gray::img2gray_out<img2gray::launch_cuda>));
 }
 #endif
 

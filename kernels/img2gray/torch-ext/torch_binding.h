@@ -1,20 +1,12 @@
 #pragma once
 
-#include <torch/csrc/stable/tensor.h>
+#include "img2gray_common/request.h"
 
 namespace img2gray {
 
-using torch::stable::Tensor;
-
-Tensor img2gray_cpu(Tensor image, double red, double green, double blue, int64_t formula,
-                    bool channels_last, bool bgr, bool keepdim);
-void img2gray_out_cpu(Tensor image, double red, double green, double blue, int64_t formula,
-                      bool channels_last, bool bgr, bool keepdim, Tensor out);
-
-Tensor img2gray_cuda(Tensor image, double red, double green, double blue, int64_t formula,
-                     bool channels_last, bool bgr, bool keepdim);
-void img2gray_out_cuda(Tensor image, double red, double green, double blue, int64_t formula,
-                       bool channels_last, bool bgr, bool keepdim, Tensor out);
+// Checked arguments, three or four channels, at least one pixel.
+void launch_cpu(const Tensor& image, Tensor& out, const Options& options);
+void launch_cuda(const Tensor& image, Tensor& out, const Options& options);
 
 // What the last call of this thread ran, for tests of forced paths: string literals and the bytes
 // per memory access.
