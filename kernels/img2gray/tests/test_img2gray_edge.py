@@ -308,10 +308,14 @@ def test_memory_that_is_not_aligned_to_elements_is_refused(img2gray, dtype):
         img2gray(torch.zeros(3, 2, 2, dtype=dtype), out=image[:1])
 
 
-def test_a_result_too_large_for_memory_says_so(img2gray, device):
+def test_a_result_too_large_for_memory_says_so(kernel, device):
     image = torch.zeros(3, 1, 1, device=device).expand(3, 1 << 30, 1 << 20)
+    error = torch.OutOfMemoryError if device == "cuda" else RuntimeError
+    for needs_grad in (False, True):
+        with pytest.raises(error, match="out of memory"):
+            kernel.img2gray(image.detach().requires_grad_(needs_grad))
     with pytest.raises(RuntimeError, match=r"out of memory.*4503599627370496 bytes.*1073741824"):
-        img2gray(image)
+        kernel._ops.ops.img2gray(image, 0.2989, 0.587, 0.114, 0, False, False, True)
 
 
 def test_strided_images_of_over_two_billion_pixels(img2gray, device):

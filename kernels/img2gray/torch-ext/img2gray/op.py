@@ -84,10 +84,21 @@ def img2gray(
             )
         return _LinearFunction.apply(image, *arguments)
     # A graph that is traced now may be differentiated later.
-    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    if traced or (image.requires_grad and torch.is_grad_enabled()):
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return ops.img2gray.default(image, *arguments)
-    return ops.img2gray_raw.default(image, *arguments)
+    if image.requires_grad and torch.is_grad_enabled():
+        return _run(ops.img2gray, image, arguments)
+    return _run(ops.img2gray_raw, image, arguments)
+
+
+def _run(op: torch._ops.OpOverloadPacket, image: torch.Tensor, arguments: tuple) -> torch.Tensor:
+    try:
+        return op.default(image, *arguments)
+    except RuntimeError as error:
+        # The stable ABI loses the type of this error, which callers catch to try smaller batches.
+        if "CUDA out of memory" in str(error):
+            raise torch.OutOfMemoryError(str(error)) from None
+        raise
 
 
 def _write_out(image: torch.Tensor, arguments: tuple, out: torch.Tensor) -> torch.Tensor:
@@ -155,9 +166,12 @@ def _custom_formula(weights: Sequence[float]) -> tuple:
     return (red, green, blue, ROUND)
 
 
-def _check_and_output_shape(
-    image: torch.Tensor, formula: int, channels_last: bool, keepdim: bool
-) -> list:
+def _output_shape(shape: Sequence[int], channels_last: bool, keepdim: bool) -> tuple:
+    one = (1,) if keepdim else ()
+    return (*shape[:-1], *one) if channels_last else (*shape[:-3], *one, *shape[-2:])
+
+
+def _check_fake(image: torch.Tensor, formula: int, channels_last: bool) -> None:
     dtypes = (
         torch.uint8,
         torch.uint16,
@@ -178,25 +192,23 @@ def _check_and_output_shape(
         formula != PILLOW or image.dtype == torch.uint8,
         lambda: f'weights: "pil" is defined for uint8 images only, got dtype {image.dtype}',
     )
-    channel = image.dim() - (1 if channels_last else 3)
-    channels = image.shape[channel]
+    channels = image.shape[-1 if channels_last else -3]
     torch._check(channels in (1, 3, 4), lambda: f"image: needs 1, 3 or 4 channels, got {channels}")
-    shape = list(image.shape)
-    shape[channel : channel + 1] = [1] if keepdim else []
-    return shape
 
 
 @torch.library.register_fake(add_op_namespace_prefix("img2gray"))
 @torch.library.register_fake(add_op_namespace_prefix("img2gray_raw"))
 def _fake(image, red, green, blue, formula, channels_last, bgr, keepdim):
-    return image.new_empty(_check_and_output_shape(image, formula, channels_last, keepdim))
+    _check_fake(image, formula, channels_last)
+    return image.new_empty(_output_shape(image.shape, channels_last, keepdim))
 
 
 @torch.library.register_fake(add_op_namespace_prefix("img2gray_out"))
 def _fake_out(image, red, green, blue, formula, channels_last, bgr, keepdim, out):
-    shape = _check_and_output_shape(image, formula, channels_last, keepdim)
+    _check_fake(image, formula, channels_last)
+    shape = _output_shape(image.shape, channels_last, keepdim)
     torch._check(
-        list(out.shape) == shape, lambda: f"out: must have shape {shape}, got {list(out.shape)}"
+        tuple(out.shape) == shape, lambda: f"out: must have shape {shape}, got {tuple(out.shape)}"
     )
     torch._check(
         out.dtype == image.dtype, lambda: f"out: must have dtype {image.dtype}, got {out.dtype}"
@@ -242,7 +254,7 @@ class _LinearFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(image, *arguments):
-        return ops.img2gray_raw.default(image, *arguments)
+        return _run(ops.img2gray_raw, image, arguments)
 
     setup_context = staticmethod(_setup_context)
     backward = staticmethod(_backward)
