@@ -23,7 +23,16 @@ from rich.table import Table
 
 from ci import artifact, repo, sync_shared
 from ci.buildtoml import BuildTomlError, Kernel, find_problems, read, untracked
-from ci.plan import DEFAULT_TARGETS, TARGETS, Plan, PlanError, make_plan, to_cmake
+from ci.plan import (
+    DEFAULT_TARGETS,
+    TARGETS,
+    Plan,
+    PlanError,
+    host_sources,
+    host_to_cmake,
+    make_plan,
+    to_cmake,
+)
 from ci.toolchain import Cuda, ToolchainError, find_cuda
 
 CMAKE_PROJECT = Path(__file__).resolve().parent / "cmake"
@@ -99,36 +108,35 @@ def drop_foreign_tree(tree: Path) -> None:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def compile_library(plan: Plan, tree: Path, live: bool) -> Path:
+def run_cmake(tree: Path, values: str, live: bool) -> None:
+    """Configure `tree` if need be and bring it up to date."""
+    tree.mkdir(parents=True, exist_ok=True)
     drop_foreign_tree(tree)
-    write_if_changed(tree / "plan.cmake", to_cmake(plan, TORCH_DIR))
+    write_if_changed(tree / "plan.cmake", values)
     ninja_bin = Path(ninja.BIN_DIR) / "ninja"
     if not (tree / "build.ninja").is_file():
-        command = [
-            Path(cmake.CMAKE_BIN_DIR) / "cmake",
-            "-S",
-            CMAKE_PROJECT,
-            "-B",
-            tree,
-            "-G",
-            "Ninja",
-        ]
-        run_tool(
-            [*command, f"-DCMAKE_MAKE_PROGRAM={ninja_bin}", "-DCMAKE_BUILD_TYPE=Release"],
-            live=False,
-        )
+        cmake_bin = Path(cmake.CMAKE_BIN_DIR) / "cmake"
+        options = [f"-DCMAKE_MAKE_PROGRAM={ninja_bin}", "-DCMAKE_BUILD_TYPE=Release"]
+        run_tool([cmake_bin, "-S", CMAKE_PROJECT, "-B", tree, "-G", "Ninja", *options], live=False)
     # ninja configures again by itself when plan.cmake has changed.
-    run_tool(
-        [
-            ninja_bin,
-            "-C",
-            tree,
-            f"-j{len(os.sched_getaffinity(0))}",
-            "-k0",
-            *([] if live else ["--quiet"]),
-        ],
-        live,
-    )
+    jobs = f"-j{len(os.sched_getaffinity(0))}"
+    run_tool([ninja_bin, "-C", tree, jobs, "-k0", *([] if live else ["--quiet"])], live)
+
+
+def compile_host_objects(plan: Plan, tree: Path, live: bool) -> list[str]:
+    """Objects that all CUDA targets of a kernel link, compiled once."""
+    if not host_sources(plan):
+        return []
+    tree.mkdir(parents=True, exist_ok=True)
+    with (tree / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        run_cmake(tree, host_to_cmake(plan, TORCH_DIR), live)
+    return (tree / "objects.txt").read_text().split(";")
+
+
+def compile_library(plan: Plan, tree: Path, live: bool) -> Path:
+    objects = compile_host_objects(plan, tree.with_name("cuda-host"), live)
+    run_cmake(tree, to_cmake(plan, TORCH_DIR, objects), live)
     library = tree / f"{plan.module}.abi3.so"
     for stale in tree.glob("_*.abi3.so"):
         if stale != library:

@@ -143,35 +143,57 @@ def make_plan(kernel: Kernel, target: str, cuda: Cuda | None, build_id: str) -> 
     )
 
 
-def to_cmake(plan: Plan, torch_dir: Path) -> str:
-    """The values that ci/cmake/CMakeLists.txt works on."""
+def _words(items) -> str:
+    return " ".join(f"[==[{item}]==]" for item in items)
 
-    def words(items) -> str:
-        return " ".join(f"[==[{item}]==]" for item in items)
 
+def _common_lines(plan: Plan, torch_dir: Path) -> list[str]:
     directory = plan.kernel.directory
     torch_includes = [torch_dir / "include", torch_dir / "include/torch/csrc/api/include"]
     # Error messages name source files: relative to the kernel and to torch's headers.
     maps = [f"-ffile-prefix-map={path}/=" for path in (directory, torch_dir / "include")]
     lines = [
-        f"set(MODULE {plan.module})",
-        f"set(KERNEL_DIR {words([directory])})",
-        f"set(TORCH_DIR {words([torch_dir])})",
-        f"set(SYSTEM_INCLUDES {words(torch_includes)})",
-        f"set(DEFINITIONS {words(plan.definitions)})",
-        f"set(PREFIX_MAPS {words(maps)})",
+        f"set(KERNEL_DIR {_words([directory])})",
+        f"set(TORCH_DIR {_words([torch_dir])})",
+        f"set(SYSTEM_INCLUDES {_words(torch_includes)})",
+        f"set(DEFINITIONS {_words(plan.definitions)})",
+        f"set(PREFIX_MAPS {_words(maps)})",
     ]
     if plan.cuda:
-        lines.append(f"set(NVCC {words([plan.cuda.nvcc])})")
-        lines.append(f"set(CUDART {words([plan.cuda.cudart])})")
-        lines.append(f"list(APPEND SYSTEM_INCLUDES {words([plan.cuda.include])})")
-    for source in plan.sources:
-        kind = "cuda_source" if source.is_cuda else "cxx_source"
-        include = [directory / path for path in source.include]
-        flags = list(source.flags)
-        if source.names_module:
-            flags.append(f"-DTORCH_EXTENSION_NAME={plan.module}")
-        lines.append(
-            f"{kind}({words([source.path])} INCLUDES {words(include)} FLAGS {words(flags)})"
-        )
+        lines.append(f"set(NVCC {_words([plan.cuda.nvcc])})")
+        lines.append(f"set(CUDART {_words([plan.cuda.cudart])})")
+        lines.append(f"list(APPEND SYSTEM_INCLUDES {_words([plan.cuda.include])})")
+    return lines
+
+
+def _source_line(plan: Plan, source: Source) -> str:
+    kind = "cuda_source" if source.is_cuda else "cxx_source"
+    include = [plan.kernel.directory / path for path in source.include]
+    flags = list(source.flags)
+    if source.names_module:
+        flags.append(f"-DTORCH_EXTENSION_NAME={plan.module}")
+    return f"{kind}({_words([source.path])} INCLUDES {_words(include)} FLAGS {_words(flags)})"
+
+
+def host_sources(plan: Plan) -> list[Source]:
+    """C++ sources of a CUDA build whose objects are the same for every target and commit."""
+    if not plan.cuda:
+        return []
+    return [source for source in plan.sources if not source.is_cuda and not source.names_module]
+
+
+def host_to_cmake(plan: Plan, torch_dir: Path) -> str:
+    """The values for a tree that only makes the objects of `host_sources`."""
+    lines = [*_common_lines(plan, torch_dir), "set(HOST_OBJECTS ON)"]
+    lines += [_source_line(plan, source) for source in host_sources(plan)]
+    return "\n".join(lines) + "\n"
+
+
+def to_cmake(plan: Plan, torch_dir: Path, host_objects: list[str]) -> str:
+    """The values that ci/cmake/CMakeLists.txt works on."""
+    shared = host_sources(plan)
+    lines = [*_common_lines(plan, torch_dir), f"set(MODULE {plan.module})"]
+    lines += [_source_line(plan, source) for source in plan.sources if source not in shared]
+    if host_objects:
+        lines.append(f"list(APPEND OBJECTS {_words(host_objects)})")
     return "\n".join(lines) + "\n"

@@ -6,7 +6,7 @@ import pytest
 
 from ci import build, repo
 from ci.buildtoml import BuildTomlError, find_problems, load, read
-from ci.plan import TARGETS, PlanError, make_plan
+from ci.plan import TARGETS, PlanError, host_sources, make_plan
 from ci.toolchain import Cuda
 from common.toy_kernel import replace, write_toy
 
@@ -157,6 +157,17 @@ def test_flags_reach_the_sources_of_their_section(toy):
     assert plan.variant.startswith("torch-stable-abi211-cu130-")
     expected = {"TORCH_TARGET_VERSION=0x020b000000000000", "CUDA_KERNEL", "USE_CUDA=1"}
     assert expected <= set(plan.definitions)
+
+
+def test_cuda_targets_share_the_cpu_objects_that_do_not_name_the_module(toy):
+    replace(toy / "cpu/add.cpp", "TORCH_EXTENSION_NAME, CPU", "SOMETHING_ELSE, CPU")
+    replace(toy / "cpu/add.cpp", "TORCH_EXTENSION_NAME, CUDA", "SOMETHING_ELSE, CUDA")
+    plans = [make_plan(load(toy), target, CUDA_13, "abc") for target in ("release", "h100", "t4")]
+    shared = [host_sources(plan) for plan in plans]
+    assert [source.path for source in shared[0]] == ["cpu/add.cpp"]
+    assert shared[0] == shared[1] == shared[2]
+    assert len({plan.definitions for plan in plans}) == 1
+    assert host_sources(make_plan(load(toy), "cpu", CUDA_13, "abc")) == []
 
 
 def test_the_cpu_build_takes_the_cpu_sections(toy):
