@@ -80,8 +80,8 @@ union Pixels {
     }
   }
 
-  // As a number: an integer is set into the mantissa of 2^23, which is then subtracted, since
-  // conversions run at a quarter of the rate.
+  // As a number: an integer is set into the mantissa of 2^23, which is then subtracted: units of
+  // full rate in place of conversions.
   __device__ __forceinline__ compute_t<T> number_at(int index, uint32_t two_to_23) const {
     if constexpr (std::is_integral_v<T>) {
       return __uint_as_float(bits_at(index, two_to_23)) - kTwoTo23;

@@ -250,7 +250,8 @@ def test_out_is_written_in_full_and_nowhere_else(img2gray, reference, device, ge
     ],
 )
 @pytest.mark.parametrize(
-    "dtype", [torch.uint8, torch.uint16, torch.bfloat16, torch.float32, torch.float64]
+    "dtype",
+    [torch.uint8, torch.uint16, torch.float16, torch.bfloat16, torch.float32, torch.float64],
 )
 def test_views_are_taken_as_they_are(
     img2gray, reference, strided_copy, device, view, dtype, generator
