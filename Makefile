@@ -14,7 +14,7 @@ NIX := nix --extra-experimental-features 'nix-command flakes'
 CODE := git ls-files -co --exclude-standard -- '*.h' '*.cuh' '*.cpp' '*.cu' ':!kernels/*/include/warpsmith'
 
 .DEFAULT_GOAL := help
-.PHONY: help venv build-all release test check check-nix sync-shared sync-locks fmt devshell clean distclean
+.PHONY: help venv build-all release test check check-nix sync-shared sync-locks fmt bench gpu-check gpu-bundle devshell clean distclean
 
 help: ## Print this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p; s/^## ([^:]+): (.*)/\1\t\2/p' $(MAKEFILE_LIST) | \
@@ -62,15 +62,26 @@ fmt: venv ## Format Python, C++ and CUDA sources
 	$(CODE) | xargs -r .venv/bin/clang-format -i
 	@$(PYTHON) -m ci.sync_shared
 
+bench: venv ## Measure KERNEL=<kernel> beside other implementations; CPU=1 on the CPU, ONLY=<text> some shapes
+	@test -n "$(KERNEL)" || { echo "usage: make bench KERNEL=<kernel> [CPU=1] [ONLY=<text>]" >&2; exit 2; }
+	@$(PYTHON) -m ci.build --target cpu $(TORCH_CUDA_TARGET)
+	$(PYTHON) -m benchmarks run $(KERNEL) $(if $(CPU),--cpu) $(if $(ONLY),--only '$(ONLY)')
+
+gpu-check: ## Run GPU tests, compute-sanitizer and benchmarks and write their results
+	@ci/gpu_check.sh
+
+gpu-bundle: venv ## Pack for a GPU machine without network; PARTS="wheels builds peers-a peers-b"
+	@$(PYTHON) -m ci.gpu_bundle $(PARTS)
+
 devshell: ## Enter the Nix shell of KERNEL=<kernel>, optionally of one VARIANT=<variant>
 	@test -n "$(KERNEL)" || { echo "usage: make devshell KERNEL=<kernel> [VARIANT=<variant>]" >&2; exit 2; }
 	$(NIX) develop '$(if $(VARIANT),./kernels/$(KERNEL)#devShells.$(VARIANT),.#$(KERNEL))'
 
-clean: ## Remove everything generated but .venv
+clean: ## Remove everything generated but .venv and .gpu-bundle
 	rm -rf .build dist result* gray.png kernels/*/gray.png *.egg-info .pytest_cache .ruff_cache .hypothesis
 	rm -rf $(foreach k,$(KERNELS),$(addprefix kernels/$(k)/,build dist result* _cmake_build cmake \
 	  CMakeLists.txt pyproject.toml setup.py metadata-*.json torch-ext/registration.h torch-ext/*/_ops.py))
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
 
-distclean: clean ## Remove .venv as well
-	rm -rf .venv
+distclean: clean ## Remove .venv and .gpu-bundle as well
+	rm -rf .venv .gpu-bundle

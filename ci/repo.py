@@ -29,6 +29,20 @@ def tracked_files(directory: Path) -> set[str] | None:
     return None if listing is None else set(listing.split("\0")) - {""}
 
 
+def commit() -> tuple[str, bool] | None:
+    """The commit of this checkout and whether anything but results differs from it. Copies without
+    git have it from the bundle that came with them."""
+    head = (git(ROOT, "rev-parse", "HEAD") or "").strip()
+    if head:
+        changes = git(ROOT, "status", "--porcelain", "--", ".", ":!benchmarks/results")
+        return head, bool(changes)
+    bundled = ROOT / ".gpu-bundle" / "builds" / "commit"
+    if not bundled.is_file():
+        return None
+    name, _, state = bundled.read_text().strip().partition(" ")
+    return name, state == "dirty"
+
+
 def kernel_revision(directory: Path) -> tuple[str, bool] | None:
     """The last commit that touched `directory`, and whether it differs from that commit now."""
     commit = (git(directory, "log", "-1", "--format=%H", "--", ".") or "").strip()

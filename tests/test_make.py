@@ -13,7 +13,14 @@ from common.toy_kernel import write_toy
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGETS = {"build-all", "release", "test", "check", "check-nix", "sync-shared", "fmt"}
-TARGETS |= {"sync-locks", "devshell", "clean", "build-<kernel>", "build-<kernel>-<target>"}
+TARGETS |= {
+    "sync-locks",
+    "gpu-bundle",
+    "devshell",
+    "clean",
+    "build-<kernel>",
+    "build-<kernel>-<target>",
+}
 
 
 @pytest.fixture

@@ -27,8 +27,18 @@ namespace img2gray {
 using warpsmith::BFloat16;
 using warpsmith::Half;
 
-// How the op's `formula` argument counts.
-enum class Formula : int64_t { kTruncate = 0, kRound = 1, kPillow = 2, kOpenCv = 3 };
+// How the op's `formula` argument counts; the last one takes the weights of the call.
+enum class Formula : int64_t { kBt601 = 0, kBt709 = 1, kPillow = 2, kOpenCv = 3, kCustom = 4 };
+
+struct Weights {
+  double red, green, blue;
+};
+inline constexpr Weights kNamedWeights[] = {
+    {0.2989, 0.587, 0.114},
+    {0.2126, 0.7152, 0.0722},
+    {0.299, 0.587, 0.114},
+    {0.299, 0.587, 0.114},
+};
 
 enum class Conversion : int { kTruncate, kRound, kFixedPoint };
 
@@ -50,10 +60,13 @@ struct GrayMath {
 };
 
 template <typename T>
-GrayMath<T> make_math(Formula formula, double red, double green, double blue) {
+GrayMath<T> make_math(Formula formula, const Weights& custom) {
   using C = compute_t<T>;
-  GrayMath<T> math{static_cast<C>(red), static_cast<C>(green), static_cast<C>(blue), C(0),
-                   formula == Formula::kRound ? Conversion::kRound : Conversion::kTruncate};
+  const Weights& weights =
+      formula == Formula::kCustom ? custom : kNamedWeights[static_cast<int>(formula)];
+  GrayMath<T> math{static_cast<C>(weights.red), static_cast<C>(weights.green),
+                   static_cast<C>(weights.blue), C(0),
+                   formula == Formula::kBt601 ? Conversion::kTruncate : Conversion::kRound};
   if (std::is_integral_v<T> && (formula == Formula::kPillow || formula == Formula::kOpenCv)) {
     const FixedPoint& fixed = formula == Formula::kPillow ? kPillowWeights : kOpenCvWeights;
     const C scale = C(1) / static_cast<C>(1 << fixed.shift);
@@ -110,11 +123,12 @@ IMG2GRAY_INLINE uint32_t float_to_integer(float value) {
 #endif
 }
 
-// An integer pixel, in the low bits, from its channels as floats.
+// An integer pixel, in the low bits, from its channels as floats. The formulas that truncate have
+// positive weights with a sum of at most 1: nothing to saturate.
 template <typename T, bool kRound>
 IMG2GRAY_INLINE uint32_t integer_gray(const GrayMath<T>& math, float red, float green, float blue) {
   const float sum = weighted_sum<T>(math, red, green, blue);
-  return float_to_integer<kRound>(saturate<T>(sum));
+  return float_to_integer<kRound>(kRound ? saturate<T>(sum) : sum);
 }
 
 // OpenCV's integers; only uint16 needs them, whose sums stay below 2^32.

@@ -6,39 +6,40 @@
 #include <vector>
 
 #include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
 
 #include "img2gray_common/formula.h"
 #include "img2gray_common/pixels.h"
 #include "warpsmith/tensor_check.h"
+#include "warpsmith/tensor_info.h"
 
 namespace img2gray {
 
-using torch::stable::Tensor;
+using warpsmith::ScalarType;
+using warpsmith::Tensor;
+using warpsmith::TensorInfo;
 
 struct Options {
-  Formula formula;
-  double red, green, blue;
   bool channels_last;
-  bool bgr;
+  Formula formula;
   bool keepdim;
+  bool bgr;
+  Weights weights;  // of Formula::kCustom
 };
 
-inline int64_t channel_dim(const Tensor& image, bool channels_last) {
+inline int64_t channel_dim(const TensorInfo& image, bool channels_last) {
   return image.dim() - (channels_last ? 1 : 3);
 }
 
-inline void check_image(const Tensor& image, const Options& options) {
-  using torch::headeronly::ScalarType;
+inline void check_image(const TensorInfo& image, const Options& options) {
   STD_TORCH_CHECK(image.dim() >= 3, "image: must have at least 3 dims, ",
                   options.channels_last ? "[..., H, W, C]" : "[..., C, H, W]", ", got shape ",
-                  warpsmith::shape_string(image.sizes()));
-  const int64_t channels = image.size(channel_dim(image, options.channels_last));
+                  warpsmith::shape_string(image.sizes));
+  const int64_t channels = image.sizes[channel_dim(image, options.channels_last)];
   STD_TORCH_CHECK(channels == 1 || channels == 3 || channels == 4, "image: layout ",
                   options.channels_last ? "HWC needs 1, 3 or 4 channels in the last dim"
                                         : "CHW needs 1, 3 or 4 channels in dim -3",
-                  ", got ", channels, " in shape ", warpsmith::shape_string(image.sizes()));
-  const ScalarType dtype = image.scalar_type();
+                  ", got ", channels, " in shape ", warpsmith::shape_string(image.sizes));
+  const ScalarType dtype = image.dtype;
   const bool integral = dtype == ScalarType::Byte || dtype == ScalarType::UInt16;
   STD_TORCH_CHECK(integral || dtype == ScalarType::Half || dtype == ScalarType::BFloat16 ||
                       dtype == ScalarType::Float || dtype == ScalarType::Double,
@@ -46,22 +47,23 @@ inline void check_image(const Tensor& image, const Options& options) {
                   warpsmith::dtype_name(dtype));
   warpsmith::check_aligned(image, "image");
   const auto formula = static_cast<int64_t>(options.formula);
-  STD_TORCH_CHECK(formula >= 0 && formula <= 3, "formula: must be 0 to 3, got ", formula);
+  STD_TORCH_CHECK(formula >= 0 && formula <= 4, "formula: must be 0 to 4, got ", formula);
   STD_TORCH_CHECK(options.formula != Formula::kPillow || dtype == ScalarType::Byte,
                   "weights: \"pil\" is defined for uint8 images only, got dtype ",
                   warpsmith::dtype_name(dtype));
-  for (double weight : {options.red, options.green, options.blue}) {
+  for (double weight : {options.weights.red, options.weights.green, options.weights.blue}) {
     STD_TORCH_CHECK(std::isfinite(static_cast<float>(weight)),
                     "weights: must be finite in float32, got ", weight);
   }
 }
 
-inline std::vector<int64_t> output_shape(const Tensor& image, const Options& options) {
+inline std::vector<int64_t> output_shape(const TensorInfo& image, const Options& options) {
   const int64_t channel = channel_dim(image, options.channels_last);
   std::vector<int64_t> shape;
+  shape.reserve(image.sizes.size());
   for (int64_t dim = 0; dim < image.dim(); ++dim) {
     if (dim != channel) {
-      shape.push_back(image.size(dim));
+      shape.push_back(image.sizes[dim]);
     } else if (options.keepdim) {
       shape.push_back(1);
     }
@@ -69,7 +71,7 @@ inline std::vector<int64_t> output_shape(const Tensor& image, const Options& opt
   return shape;
 }
 
-inline void check_out(const Tensor& out, const Tensor& image, const Options& options) {
+inline void check_out(const TensorInfo& out, const TensorInfo& image, const Options& options) {
   warpsmith::check_same_dtype(out, "out", image, "image");
   warpsmith::check_same_device(out, "out", image, "image");
   warpsmith::check_shape(out, "out", output_shape(image, options));
@@ -79,15 +81,19 @@ inline void check_out(const Tensor& out, const Tensor& image, const Options& opt
 }
 
 // A one-channel image is gray already.
-inline bool copy_single_channel(const Tensor& image, Tensor& out, const Options& options) {
+inline bool copy_single_channel(const TensorInfo& image, const TensorInfo& out,
+                                const Options& options) {
   const int64_t channel = channel_dim(image, options.channels_last);
-  if (image.size(channel) != 1) return false;
-  torch::stable::copy_(out, options.keepdim ? image : torch::stable::select(image, channel, 0));
+  if (image.sizes[channel] != 1) return false;
+  Tensor written = out.tensor;
+  torch::stable::copy_(
+      written, options.keepdim ? image.tensor : torch::stable::select(image.tensor, channel, 0));
   return true;
 }
 
 // The pixels of image and out: all dims but the channel.
-inline PixelNest pixel_nest(const Tensor& image, const Tensor& out, const Options& options) {
+inline PixelNest pixel_nest(const TensorInfo& image, const TensorInfo& out,
+                            const Options& options) {
   const int64_t channel = channel_dim(image, options.channels_last);
   PixelNest nest;
   int64_t out_dim = 0;
@@ -96,7 +102,7 @@ inline PixelNest pixel_nest(const Tensor& image, const Tensor& out, const Option
       out_dim += options.keepdim ? 1 : 0;
       continue;
     }
-    nest.add_dim(image.size(dim), {out.stride(out_dim), image.stride(dim)});
+    nest.add_dim(image.sizes[dim], {out.strides[out_dim], image.strides[dim]});
     ++out_dim;
   }
   nest.merge();

@@ -170,7 +170,7 @@ void gray_row(const GrayJob& job, const GrayMath<T>& math, const T* src, T* dst,
 template <typename T>
 void gray_range(const GrayJob& job, int64_t begin, int64_t end) {
   const Options& options = job.options;
-  const GrayMath<T> math = make_math<T>(options.formula, options.red, options.green, options.blue);
+  const GrayMath<T> math = make_math<T>(options.formula, options.weights);
   const int64_t row_length = job.nest.sizes[0];
   while (begin < end) {
     const int64_t column = begin % row_length;

@@ -11,12 +11,16 @@ constexpr int64_t kPixelsPerThread = int64_t{1} << 16;
 
 }  // namespace
 
-void launch_cpu(const Tensor& image, Tensor& out, const Options& options) {
+void launch_cpu(const TensorInfo& image, const TensorInfo& out, const Options& options) {
   const int64_t channel = channel_dim(image, options.channels_last);
-  GrayJob job{image.scalar_type(),    image.const_data_ptr(),
-              out.mutable_data_ptr(), pixel_nest(image, out, options),
-              RowLayout::kStrided,    image.size(channel),
-              image.stride(channel),  options};
+  GrayJob job{image.dtype,
+              image.data,
+              out.data,
+              pixel_nest(image, out, options),
+              RowLayout::kStrided,
+              image.sizes[channel],
+              image.strides[channel],
+              options};
   job.layout = row_layout(job.nest, job.channels, job.channel_stride);
 
   auto range = gray_range_baseline;

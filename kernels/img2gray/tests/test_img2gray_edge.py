@@ -115,6 +115,7 @@ def test_gray_07_weights_may_sum_to_anything(img2gray, device):
     "arguments, error, words",
     [
         (dict(layout="NCHW"), ValueError, ["layout", "CHW", "NCHW"]),
+        (dict(layout=["HWC"]), ValueError, ["layout", "CHW", "['HWC']"]),
         (dict(channel_order="GBR"), ValueError, ["channel_order", "BGR", "GBR"]),
         (dict(keepdim=1), TypeError, ["keepdim", "bool", "1"]),
         (dict(image=torch.zeros(2, 4, 4)), RuntimeError, ["image", "1, 3 or 4", "2", "[2, 4, 4]"]),
@@ -316,7 +317,7 @@ def test_a_result_too_large_for_memory_says_so(kernel, device):
         with pytest.raises(error, match="out of memory"):
             kernel.img2gray(image.detach().requires_grad_(needs_grad))
     with pytest.raises(RuntimeError, match=r"out of memory.*4503599627370496 bytes.*1073741824"):
-        kernel._ops.ops.img2gray(image, 0.2989, 0.587, 0.114, 0, False, False, True)
+        kernel._ops.ops.img2gray(image)
 
 
 def test_strided_images_of_over_two_billion_pixels(img2gray, device):

@@ -63,19 +63,18 @@ def test_unknown_forced_path_is_refused(kernel, monkeypatch, variable, device):
 
 @needs_gpu
 @pytest.mark.gpu
+@pytest.mark.sanitizer
 @pytest.mark.parametrize("arch", ["75", "80", "90"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_all_17_all_18_forced_arch_paths_give_the_bytes_of_the_cpu(
-    kernel, monkeypatch, arch, dtype
+    kernel, monkeypatch, strided_copy, arch, dtype
 ):
     monkeypatch.setenv("WARPSMITH_ARCH", arch)
     for (image, layout, strategy), weights in itertools.product(
         layouts(dtype), ["bt601", "opencv", (0.2, -0.7, 1.6)]
     ):
         expected = kernel.img2gray(image, layout=layout, weights=weights)
-        on_gpu = torch.empty_strided(image.shape, image.stride(), dtype=dtype, device="cuda").copy_(
-            image
-        )
+        on_gpu = strided_copy(image, "cuda")
         try:
             gray = kernel.img2gray(on_gpu, layout=layout, weights=weights)
         except RuntimeError as error:
@@ -90,9 +89,10 @@ def test_all_17_all_18_forced_arch_paths_give_the_bytes_of_the_cpu(
 
 @needs_gpu
 @pytest.mark.gpu
+@pytest.mark.sanitizer
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_vector_width(kernel, dtype):
-    """Addresses at every offset from 16 bytes: the widest access that they allow, down to single elements."""
+    """Addresses at every offset from 16 bytes: the widest access up to 8 that they allow, down to single elements."""
     item = dtype.itemsize
     for layout, offset in itertools.product(["CHW", "HWC"], range(16 // item)):
         shape = (3, 40, 1024) if layout == "CHW" else (40, 1024, 3)
@@ -100,9 +100,21 @@ def test_every_vector_width(kernel, dtype):
         image = flat[offset : offset + 3 * 40 * 1024].view(shape)
         on_gpu = flat.cuda()[offset : offset + 3 * 40 * 1024].view(shape)
         gray = kernel.img2gray(on_gpu, layout=layout)
-        width = 16 if offset == 0 else (offset * item) & -(offset * item)
+        width = 8 if offset == 0 else (offset * item) & -(offset * item)
         assert int(kernel.last_path().split()[-1]) == width
         assert torch.equal(gray.cpu(), kernel.img2gray(image, layout=layout))
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("layout", ["CHW", "HWC"])
+def test_large_images_of_bytes_use_the_widest_access(kernel, layout):
+    width = 2 * 48 * torch.cuda.get_device_properties().multi_processor_count * 512 // 64 + 1
+    image = image_of((3, 64, width) if layout == "CHW" else (64, width, 3), torch.uint8)
+    gray = kernel.img2gray(image.cuda(), layout=layout)
+    assert int(kernel.last_path().split()[-1]) == 16
+    assert torch.equal(gray.cpu(), kernel.img2gray(image, layout=layout))
 
 
 @needs_gpu

@@ -5,8 +5,8 @@
 namespace img2gray {
 
 // Checked arguments, three or four channels, at least one pixel.
-void launch_cpu(const Tensor& image, Tensor& out, const Options& options);
-void launch_cuda(const Tensor& image, Tensor& out, const Options& options);
+void launch_cpu(const TensorInfo& image, const TensorInfo& out, const Options& options);
+void launch_cuda(const TensorInfo& image, const TensorInfo& out, const Options& options);
 
 // What the last call of this thread ran, for tests of forced paths: string literals and the bytes
 // per memory access.

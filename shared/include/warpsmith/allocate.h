@@ -11,12 +11,12 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include "warpsmith/tensor_check.h"
+#include "warpsmith/tensor_info.h"
 
 namespace warpsmith {
 
 // Uninitialised and contiguous, with the dtype and device of `like`.
-inline torch::stable::Tensor empty_contiguous(const std::vector<int64_t>& sizes,
-                                              const torch::stable::Tensor& like) {
+inline Tensor empty_contiguous(const std::vector<int64_t>& sizes, const TensorInfo& like) {
   const int64_t rank = static_cast<int64_t>(sizes.size());
   std::vector<int64_t> strides(sizes.size());
   int64_t stride = 1;
@@ -24,18 +24,16 @@ inline torch::stable::Tensor empty_contiguous(const std::vector<int64_t>& sizes,
     strides[dim] = stride;
     stride *= sizes[dim] > 1 ? sizes[dim] : 1;
   }
-  int32_t dtype = 0, device_type = 0, device_index = 0;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &dtype));
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &device_index));
+  int32_t dtype = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.tensor.get(), &dtype));
   AtenTensorHandle tensor = nullptr;
   // The C function loses torch's message, and with it the type of an out-of-memory error.
-  STD_TORCH_CHECK(aoti_torch_empty_strided(rank, sizes.data(), strides.data(), dtype, device_type,
-                                           device_index, &tensor) == TORCH_SUCCESS,
-                  like.is_cuda() ? "CUDA out of memory. " : "out of memory: ", "cannot allocate ",
-                  stride * aoti_torch_dtype_element_size(dtype), " bytes for a result of shape ",
-                  shape_string(sizes));
-  return torch::stable::Tensor(tensor);
+  STD_TORCH_CHECK(
+      aoti_torch_empty_strided(rank, sizes.data(), strides.data(), dtype, like.device_type,
+                               like.device_index, &tensor) == TORCH_SUCCESS,
+      like.is_cuda() ? "CUDA out of memory. " : "out of memory: ", "cannot allocate ",
+      stride * like.element_size, " bytes for a result of shape ", shape_string(sizes));
+  return Tensor(tensor);
 }
 
 }  // namespace warpsmith

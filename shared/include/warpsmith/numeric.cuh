@@ -1,9 +1,13 @@
 // Kernels hold copies of this header: edit the one in shared/include and run `make sync-shared`.
 //
-// Storage types to the type that computes, and back with one rounding to nearest even. Every NaN is
-// written as the positive quiet NaN without payload, so that results do not depend on which unit
-// made it.
+// Storage types to the type that computes, and back with one rounding to nearest even.
+//
+// Results of arithmetic: their NaNs are the positive ones that the GPU makes, above infinity in the
+// order of signed integers, and are written as the quiet NaN without payload, so that results do
+// not depend on which unit made them.
 #pragma once
+
+#include <type_traits>
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -27,21 +31,34 @@ __device__ __forceinline__ float to_compute(BFloat16 value) {
 __device__ __forceinline__ double to_compute(double value) { return value; }
 
 template <typename T>
-__device__ __forceinline__ T from_compute(float value);
+inline constexpr int kQuietNaN = 0x7fc00000;
 template <>
-__device__ __forceinline__ float from_compute(float value) {
-  return value == value ? value : __uint_as_float(0x7fc00000u);
+inline constexpr int kQuietNaN<Half> = 0x7e00;
+template <>
+inline constexpr int kQuietNaN<BFloat16> = 0x7fc0;
+
+// Two results, the first in the low half.
+template <typename T>
+__device__ __forceinline__ uint32_t pack_from_compute(float first, float second) {
+  uint32_t bits;
+  if constexpr (std::is_same_v<T, Half>) {
+    const __half2 pair = __floats2half2_rn(first, second);
+    bits = __half_as_ushort(pair.x) | static_cast<uint32_t>(__half_as_ushort(pair.y)) << 16;
+  } else {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
+    bits = __bfloat16_as_ushort(pair.x) | static_cast<uint32_t>(__bfloat16_as_ushort(pair.y)) << 16;
+  }
+  return __vmins2(bits, kQuietNaN<T> * 0x10001u);
 }
-template <>
-__device__ __forceinline__ Half from_compute(float value) {
-  const unsigned short bits = __half_as_ushort(__float2half_rn(value));
-  return Half(value == value ? bits : static_cast<unsigned short>(0x7e00), Half::from_bits());
-}
-template <>
-__device__ __forceinline__ BFloat16 from_compute(float value) {
-  const unsigned short bits = __bfloat16_as_ushort(__float2bfloat16_rn(value));
-  return BFloat16(value == value ? bits : static_cast<unsigned short>(0x7fc0),
-                  BFloat16::from_bits());
+
+template <typename T>
+__device__ __forceinline__ T from_compute(float value) {
+  if constexpr (std::is_same_v<T, float>) {
+    return __int_as_float(min(__float_as_int(value), kQuietNaN<float>));
+  } else {
+    const uint32_t bits = pack_from_compute<T>(value, 0.0f);
+    return T(static_cast<unsigned short>(bits), T::from_bits());
+  }
 }
 template <typename T>
 __device__ __forceinline__ T from_compute(double value) {

@@ -50,6 +50,25 @@ union alignas(kBytes) Vec {
   }
 
   __device__ __forceinline__ void store(T* to) const { *reinterpret_cast<Word*>(to) = word; }
+
+  // In one access for sure: elements that were computed one by one, the compiler stores one by one.
+  __device__ __forceinline__ void store_to_global(T* to) const {
+    const size_t address = __cvta_generic_to_global(to);
+    if constexpr (kBytes == 16) {
+      asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(word.x),
+                   "r"(word.y), "r"(word.z), "r"(word.w)
+                   : "memory");
+    } else if constexpr (kBytes == 8) {
+      asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(address), "r"(word.x), "r"(word.y)
+                   : "memory");
+    } else if constexpr (kBytes == 4) {
+      asm volatile("st.global.u32 [%0], %1;" ::"l"(address), "r"(word) : "memory");
+    } else if constexpr (kBytes == 2) {
+      asm volatile("st.global.u16 [%0], %1;" ::"l"(address), "h"(word) : "memory");
+    } else {
+      store(to);
+    }
+  }
 };
 
 // From the bitwise or of the addresses and byte strides of all operands of an access: the widest

@@ -46,6 +46,7 @@ int device_attribute(cudaDeviceAttr attribute, int device) {
 struct DeviceInfo {
   std::atomic<int> arch{0};  // the newest path that the device and the code compiled for it have
   std::atomic<int> shared_memory{0};  // bytes a block may opt in to
+  std::atomic<int> multiprocessors{0};
 };
 
 // Asked once per device, which must be the current one. Threads that ask at once find the same.
@@ -64,6 +65,7 @@ const DeviceInfo& device_info(int device) {
     STD_TORCH_CHECK(arch != 0, "device: compute capability 7.5 or newer is needed, got ",
                     capability / 10, ".", capability % 10);
     info.shared_memory = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    info.multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount, device);
     info.arch.store(arch, std::memory_order_release);
   }
   return info;

@@ -3,17 +3,17 @@
 // Argument checks shared by all ops. Messages name the argument, the rule and the value received.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <sstream>
 #include <string>
 #include <vector>
 
-#include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/util/Exception.h>
 
-namespace warpsmith {
+#include "warpsmith/tensor_info.h"
 
-using torch::stable::Tensor;
+namespace warpsmith {
 
 template <typename Sizes>
 std::string shape_string(const Sizes& sizes) {
@@ -25,8 +25,7 @@ std::string shape_string(const Sizes& sizes) {
 }
 
 // As Python writes it.
-inline const char* dtype_name(torch::headeronly::ScalarType dtype) {
-  using torch::headeronly::ScalarType;
+inline const char* dtype_name(ScalarType dtype) {
   switch (dtype) {
     case ScalarType::Byte:
       return "uint8";
@@ -55,44 +54,42 @@ inline const char* dtype_name(torch::headeronly::ScalarType dtype) {
   }
 }
 
-inline std::string device_string(const Tensor& tensor) {
+inline std::string device_string(const TensorInfo& tensor) {
   std::ostringstream text;
   text << (tensor.is_cuda() ? "cuda" : tensor.is_cpu() ? "cpu" : "another device");
-  if (tensor.is_cuda()) text << ':' << tensor.get_device_index();
+  if (tensor.is_cuda()) text << ':' << tensor.device_index;
   return text.str();
 }
 
-inline void check_same_device(const Tensor& tensor, const char* name, const Tensor& reference,
-                              const char* reference_name) {
-  const bool same = tensor.is_cuda() == reference.is_cuda() &&
-                    tensor.is_cpu() == reference.is_cpu() &&
-                    tensor.get_device_index() == reference.get_device_index();
+inline void check_same_device(const TensorInfo& tensor, const char* name,
+                              const TensorInfo& reference, const char* reference_name) {
+  const bool same =
+      tensor.device_type == reference.device_type && tensor.device_index == reference.device_index;
   STD_TORCH_CHECK(same, name, ": must be on the device of ", reference_name, ", ",
                   device_string(reference), ", got ", device_string(tensor));
 }
 
-inline void check_same_dtype(const Tensor& tensor, const char* name, const Tensor& reference,
-                             const char* reference_name) {
-  STD_TORCH_CHECK(tensor.scalar_type() == reference.scalar_type(), name,
-                  ": must have the dtype of ", reference_name, ", ",
-                  dtype_name(reference.scalar_type()), ", got ", dtype_name(tensor.scalar_type()));
+inline void check_same_dtype(const TensorInfo& tensor, const char* name,
+                             const TensorInfo& reference, const char* reference_name) {
+  STD_TORCH_CHECK(tensor.dtype == reference.dtype, name, ": must have the dtype of ",
+                  reference_name, ", ", dtype_name(reference.dtype), ", got ",
+                  dtype_name(tensor.dtype));
 }
 
-inline void check_shape(const Tensor& tensor, const char* name,
+inline void check_shape(const TensorInfo& tensor, const char* name,
                         const std::vector<int64_t>& expected) {
-  const auto sizes = tensor.sizes();
-  bool same = sizes.size() == expected.size();
-  for (size_t i = 0; same && i < expected.size(); ++i) same = sizes[i] == expected[i];
+  const bool same =
+      std::equal(tensor.sizes.begin(), tensor.sizes.end(), expected.begin(), expected.end());
   STD_TORCH_CHECK(same, name, ": must have shape ", shape_string(expected), ", got ",
-                  shape_string(sizes));
+                  shape_string(tensor.sizes));
 }
 
 // Imported buffers can start anywhere; code reads elements, which must not straddle.
-inline void check_aligned(const Tensor& tensor, const char* name) {
-  const uint64_t address = reinterpret_cast<uint64_t>(tensor.const_data_ptr());
-  STD_TORCH_CHECK(address % tensor.element_size() == 0, name,
-                  ": must start at a multiple of its element size, ", tensor.element_size(),
-                  " bytes, got an address that leaves ", address % tensor.element_size());
+inline void check_aligned(const TensorInfo& tensor, const char* name) {
+  const uint64_t address = reinterpret_cast<uint64_t>(tensor.data);
+  const uint64_t left = address % static_cast<uint64_t>(tensor.element_size);
+  STD_TORCH_CHECK(left == 0, name, ": must start at a multiple of its element size, ",
+                  tensor.element_size, " bytes, got an address that leaves ", left);
 }
 
 namespace detail {
@@ -112,11 +109,10 @@ struct Footprint {
   int64_t step;
 };
 
-inline Footprint footprint(const Tensor& tensor, int64_t threshold) {
-  const int64_t item = static_cast<int64_t>(tensor.element_size());
-  Footprint result{item, 0};
+inline Footprint footprint(const TensorInfo& tensor, int64_t threshold) {
+  Footprint result{tensor.element_size, 0};
   for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
-    const int64_t size = tensor.size(dim), stride = tensor.stride(dim) * item;
+    const int64_t size = tensor.sizes[dim], stride = tensor.strides[dim] * tensor.element_size;
     if (size == 1) continue;
     if (stride < threshold) {
       result.span += (size - 1) * stride;
@@ -132,9 +128,9 @@ inline Footprint footprint(const Tensor& tensor, int64_t threshold) {
 // Whether two non-empty tensors may share a byte. Interleaved views of one buffer (channels,
 // planes, columns) are told apart: at some stride of theirs, both stay within fixed, disjoint
 // intervals of every period.
-inline bool may_overlap(const Tensor& a, const Tensor& b) {
-  const int64_t begin_a = reinterpret_cast<int64_t>(a.const_data_ptr());
-  const int64_t begin_b = reinterpret_cast<int64_t>(b.const_data_ptr());
+inline bool may_overlap(const TensorInfo& a, const TensorInfo& b) {
+  const int64_t begin_a = reinterpret_cast<int64_t>(a.data);
+  const int64_t begin_b = reinterpret_cast<int64_t>(b.data);
   const auto disjoint_at = [&](int64_t threshold) {
     const detail::Footprint fa = detail::footprint(a, threshold);
     const detail::Footprint fb = detail::footprint(b, threshold);
@@ -144,17 +140,16 @@ inline bool may_overlap(const Tensor& a, const Tensor& b) {
     return fa.span <= offset && offset + fb.span <= period;
   };
   if (disjoint_at(INT64_MAX)) return false;
-  for (const Tensor* tensor : {&a, &b}) {
-    const int64_t item = static_cast<int64_t>(tensor->element_size());
+  for (const TensorInfo* tensor : {&a, &b}) {
     for (int64_t dim = 0; dim < tensor->dim(); ++dim) {
-      const int64_t stride = tensor->stride(dim) * item;
-      if (tensor->size(dim) > 1 && stride > 0 && disjoint_at(stride)) return false;
+      const int64_t stride = tensor->strides[dim] * tensor->element_size;
+      if (tensor->sizes[dim] > 1 && stride > 0 && disjoint_at(stride)) return false;
     }
   }
   return true;
 }
 
-inline void check_no_overlap(const Tensor& written, const char* name, const Tensor& read,
+inline void check_no_overlap(const TensorInfo& written, const char* name, const TensorInfo& read,
                              const char* read_name) {
   if (written.numel() == 0 || read.numel() == 0) return;
   STD_TORCH_CHECK(!may_overlap(written, read), name, ": must not share memory with ", read_name);
@@ -162,21 +157,21 @@ inline void check_no_overlap(const Tensor& written, const char* name, const Tens
 
 // Every element of a tensor that is written must have memory of its own. Sufficient condition:
 // sorted by stride, each dim steps past all the smaller ones.
-inline void check_no_self_overlap(const Tensor& written, const char* name) {
+inline void check_no_self_overlap(const TensorInfo& written, const char* name) {
   if (written.numel() == 0) return;
   std::vector<int64_t> dims;
   for (int64_t dim = 0; dim < written.dim(); ++dim) {
-    if (written.size(dim) == 1) continue;
+    if (written.sizes[dim] == 1) continue;
     auto at = dims.begin();
-    while (at != dims.end() && written.stride(*at) < written.stride(dim)) ++at;
+    while (at != dims.end() && written.strides[*at] < written.strides[dim]) ++at;
     dims.insert(at, dim);
   }
   int64_t extent = 1;
   for (int64_t dim : dims) {
-    STD_TORCH_CHECK(written.stride(dim) >= extent, name,
+    STD_TORCH_CHECK(written.strides[dim] >= extent, name,
                     ": every element must have memory of its own, got strides ",
-                    shape_string(written.strides()), " for shape ", shape_string(written.sizes()));
-    extent += (written.size(dim) - 1) * written.stride(dim);
+                    shape_string(written.strides), " for shape ", shape_string(written.sizes));
+    extent += (written.sizes[dim] - 1) * written.strides[dim];
   }
 }
 

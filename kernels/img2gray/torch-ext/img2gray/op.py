@@ -1,5 +1,6 @@
 """The public function, its fake and its gradient."""
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -9,16 +10,31 @@ from ._ops import add_op_namespace_prefix, ops
 
 Weights = str | Sequence[float]
 
-# The `formula` argument of the ops: how integers are formed. Floats use the weights alone.
-TRUNCATE, ROUND, PILLOW, OPENCV = range(4)
+# Looked up once, and the shortest callables: a call takes 2 us without the work.
+IMG2GRAY = ops.img2gray.default
+IMG2GRAY_OUT = ops.img2gray_out.default
+# What calling this overload calls. Graphs hold overloads, and get the one above.
+IMG2GRAY_RAW = getattr(ops.img2gray_raw.default, "_op", ops.img2gray_raw.default)
+
+is_compiling = torch.compiler.is_compiling
+is_tracing = torch._C._is_tracing
+are_transforms_active = torch._C._are_functorch_transforms_active
+
+# The `formula` argument of the ops; the last one takes the weights of the call.
+BT601, BT709, PILLOW, OPENCV, CUSTOM = range(5)
 
 # name -> (red, green, blue, formula)
 FORMULAS = {
-    "bt601": (0.2989, 0.587, 0.114, TRUNCATE),
-    "bt709": (0.2126, 0.7152, 0.0722, ROUND),
+    "bt601": (0.2989, 0.587, 0.114, BT601),
+    "bt709": (0.2126, 0.7152, 0.0722, BT709),
     "pil": (0.299, 0.587, 0.114, PILLOW),
     "opencv": (0.299, 0.587, 0.114, OPENCV),
 }
+
+# Of the arguments that follow the tensors.
+DEFAULTS = tuple(argument.default_value for argument in IMG2GRAY._schema.arguments[1:])
+
+NAMED_WEIGHTS = {formula: weights for *weights, formula in FORMULAS.values()}
 
 FLOAT32_MAX = torch.finfo(torch.float32).max
 
@@ -74,26 +90,27 @@ def img2gray(
     arguments = _arguments(layout, weights, channel_order, keepdim)
     if not isinstance(image, torch.Tensor):
         raise TypeError(f"image: must be a torch.Tensor, got {type(image).__name__}")
+    # Forward-mode AD or a torch.func transform, which ops would not notice.
+    transformed = forward_ad._current_level >= 0 or are_transforms_active()
     if out is not None:
-        return _write_out(image, arguments, out)
-    if _is_transformed():
-        if torch.compiler.is_compiling():
+        return _write_out(image, arguments, out, transformed)
+    if transformed:
+        if is_compiling():
             raise NotImplementedError(
                 "image: torch.compile cannot trace img2gray inside torch.func transforms or "
                 "forward-mode AD; compile the function without the transform"
             )
-        return _LinearFunction.apply(image, *arguments)
-    # A graph that is traced now may be differentiated later.
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return ops.img2gray.default(image, *arguments)
-    if image.requires_grad and torch.is_grad_enabled():
-        return _run(ops.img2gray, image, arguments)
-    return _run(ops.img2gray_raw, image, arguments)
-
-
-def _run(op: torch._ops.OpOverloadPacket, image: torch.Tensor, arguments: tuple) -> torch.Tensor:
+        arguments = _with_defaults(arguments)
+        op = _LinearFunction.apply
+    elif is_compiling() or is_tracing():
+        # A graph that is traced now may be differentiated later.
+        return IMG2GRAY(image, *arguments)
+    elif image.requires_grad and torch.is_grad_enabled():
+        op = IMG2GRAY
+    else:
+        op = IMG2GRAY_RAW
     try:
-        return op.default(image, *arguments)
+        return op(image, *arguments)
     except RuntimeError as error:
         # The stable ABI loses the type of this error, which callers catch to try smaller batches.
         if "CUDA out of memory" in str(error):
@@ -101,19 +118,21 @@ def _run(op: torch._ops.OpOverloadPacket, image: torch.Tensor, arguments: tuple)
         raise
 
 
-def _write_out(image: torch.Tensor, arguments: tuple, out: torch.Tensor) -> torch.Tensor:
+def _write_out(
+    image: torch.Tensor, arguments: tuple, out: torch.Tensor, transformed: bool
+) -> torch.Tensor:
     if not isinstance(out, torch.Tensor):
         raise TypeError(f"out: must be a torch.Tensor, got {type(out).__name__}")
     if torch.is_grad_enabled() and (image.requires_grad or out.requires_grad):
         raise ValueError(
             "out: cannot be used where a gradient is needed; leave it out or use torch.no_grad()"
         )
-    compiling = torch.compiler.is_compiling()  # which knows no inference tensors
+    compiling = is_compiling()  # which knows no inference tensors
     if not compiling and out.is_inference() and not torch.is_inference_mode_enabled():
         raise ValueError("out: is an inference tensor, which only torch.inference_mode() may write")
-    if _is_transformed():
+    if transformed:
         raise ValueError("out: cannot be used with forward-mode AD or torch.func transforms")
-    ops.img2gray_out.default(image, *arguments, out)
+    IMG2GRAY_OUT(image, out, *arguments)
     # Autograd must learn of the write, or a graph that saved `out` would use the new values.
     torch.autograd.graph.increment_version(out)
     return out
@@ -125,6 +144,16 @@ def last_path() -> str:
 
 
 def _arguments(layout: str, weights: Weights, channel_order: str, keepdim: bool) -> tuple:
+    """What the ops take after the tensors; defaults at the end may be missing."""
+    try:
+        if isinstance(weights, str) and isinstance(keepdim, bool):
+            return NAMED_ARGUMENTS[layout, weights, channel_order, keepdim]
+    except (KeyError, TypeError):
+        pass
+    return _checked_arguments(layout, weights, channel_order, keepdim)
+
+
+def _checked_arguments(layout: str, weights: Weights, channel_order: str, keepdim: bool) -> tuple:
     if not isinstance(layout, str) or layout not in ("CHW", "HWC"):
         raise ValueError(f'layout: must be "CHW" or "HWC", got {layout!r}')
     if not isinstance(channel_order, str) or channel_order not in ("RGB", "BGR"):
@@ -136,10 +165,28 @@ def _arguments(layout: str, weights: Weights, channel_order: str, keepdim: bool)
             raise ValueError(
                 f"weights: must be one of {', '.join(FORMULAS)} or three floats, got {weights!r}"
             )
-        formula = FORMULAS[weights]
+        custom, formula = (), FORMULAS[weights][3]
     else:
-        formula = _custom_formula(weights)
-    return (*formula, layout == "HWC", channel_order == "BGR", keepdim)
+        *custom, formula = _custom_formula(weights)
+    return (layout == "HWC", formula, keepdim, channel_order == "BGR", *custom)
+
+
+def _without_defaults(arguments: tuple) -> tuple:
+    count = len(arguments)
+    while count > 0 and arguments[count - 1] == DEFAULTS[count - 1]:
+        count -= 1
+    return arguments[:count]
+
+
+def _with_defaults(arguments: tuple) -> tuple:
+    return arguments + DEFAULTS[len(arguments) :]
+
+
+# Made once, and short: each argument of an op takes 0.2 us to parse.
+NAMED_ARGUMENTS = {
+    keywords: _without_defaults(_checked_arguments(*keywords))
+    for keywords in itertools.product(("CHW", "HWC"), FORMULAS, ("RGB", "BGR"), (True, False))
+}
 
 
 def _custom_formula(weights: Sequence[float]) -> tuple:
@@ -163,7 +210,7 @@ def _custom_formula(weights: Sequence[float]) -> tuple:
     for weight in (red, green, blue):
         if not -FLOAT32_MAX <= weight <= FLOAT32_MAX:
             raise ValueError(f"weights: must be finite in float32, got {(red, green, blue)}")
-    return (red, green, blue, ROUND)
+    return (red, green, blue, CUSTOM)
 
 
 def _output_shape(shape: Sequence[int], channels_last: bool, keepdim: bool) -> tuple:
@@ -185,8 +232,7 @@ def _check_fake(image: torch.Tensor, formula: int, channels_last: bool) -> None:
     )
     torch._check(image.dim() >= 3, lambda: f"image: must have at least 3 dims, got {image.dim()}")
     torch._check(
-        formula in (TRUNCATE, ROUND, PILLOW, OPENCV),
-        lambda: f"formula: must be 0 to 3, got {formula}",
+        formula in range(CUSTOM + 1), lambda: f"formula: must be 0 to {CUSTOM}, got {formula}"
     )
     torch._check(
         formula != PILLOW or image.dtype == torch.uint8,
@@ -198,13 +244,13 @@ def _check_fake(image: torch.Tensor, formula: int, channels_last: bool) -> None:
 
 @torch.library.register_fake(add_op_namespace_prefix("img2gray"))
 @torch.library.register_fake(add_op_namespace_prefix("img2gray_raw"))
-def _fake(image, red, green, blue, formula, channels_last, bgr, keepdim):
+def _fake(image, channels_last=False, formula=BT601, keepdim=True, *_):
     _check_fake(image, formula, channels_last)
     return image.new_empty(_output_shape(image.shape, channels_last, keepdim))
 
 
 @torch.library.register_fake(add_op_namespace_prefix("img2gray_out"))
-def _fake_out(image, red, green, blue, formula, channels_last, bgr, keepdim, out):
+def _fake_out(image, out, channels_last=False, formula=BT601, keepdim=True, *_):
     _check_fake(image, formula, channels_last)
     shape = _output_shape(image.shape, channels_last, keepdim)
     torch._check(
@@ -221,17 +267,18 @@ def _fake_out(image, red, green, blue, formula, channels_last, bgr, keepdim, out
 def _setup_context(ctx, inputs, output):
     image = inputs[0]
     ctx.arguments = inputs[1:]
-    ctx.channels = image.shape[-1 if inputs[5] else -3]
+    ctx.channels = image.shape[-1 if inputs[1] else -3]
 
 
 def _backward(ctx, grad):
     # Differentiable torch ops, so that gradients of gradients come by themselves; nothing is saved.
-    red, green, blue, _, channels_last, bgr, keepdim = ctx.arguments
+    channels_last, formula, keepdim, bgr, *custom = ctx.arguments
     dim = -1 if channels_last else -3
     if not keepdim:
         grad = grad.unsqueeze(dim)
     if ctx.channels > 1:
-        weights = (blue, green, red) if bgr else (red, green, blue)
+        weights = custom if formula == CUSTOM else NAMED_WEIGHTS[formula]
+        weights = reversed(weights) if bgr else weights
         channels = [grad * weight for weight in weights]
         if ctx.channels == 4:
             channels.append(torch.zeros_like(grad))
@@ -244,17 +291,12 @@ torch.library.register_autograd(
 )
 
 
-def _is_transformed() -> bool:
-    """Whether forward-mode AD or a torch.func transform is at work, which ops would not notice."""
-    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
-
-
 class _LinearFunction(torch.autograd.Function):
     """The op for transforms. It is linear: its tangent is the op of the tangent."""
 
     @staticmethod
     def forward(image, *arguments):
-        return _run(ops.img2gray_raw, image, arguments)
+        return IMG2GRAY_RAW(image, *arguments)
 
     setup_context = staticmethod(_setup_context)
     backward = staticmethod(_backward)

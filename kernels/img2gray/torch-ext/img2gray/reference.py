@@ -2,7 +2,7 @@
 
 import torch
 
-from .op import FORMULAS, OPENCV, PILLOW, ROUND, Weights, _custom_formula
+from .op import BT601, FORMULAS, OPENCV, PILLOW, Weights, _custom_formula
 
 
 def fma_float32(a: torch.Tensor, b: float, c: torch.Tensor) -> torch.Tensor:
@@ -46,7 +46,7 @@ def img2gray_reference(
     if image.dtype.is_floating_point or formula not in (PILLOW, OPENCV):
         gray = _chain(red, green, blue, wr, wg, wb)
         if not image.dtype.is_floating_point:
-            gray = gray.round() if formula == ROUND else gray.trunc()
+            gray = gray.trunc() if formula == BT601 else gray.round()
             gray = gray.clamp(0, torch.iinfo(image.dtype).max)
         gray = gray.to(torch.float32 if image.dtype != torch.float64 else torch.float64).to(
             image.dtype

@@ -1,0 +1,1 @@
+"""Speed of the kernels beside public implementations: python -m benchmarks --help"""

@@ -1,0 +1,69 @@
+"""What is measured: cases (one shape each) and the providers that compete in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+OURS, EAGER, BUILTIN, COMPILE, PEER = "ours", "eager", "built-in", "torch.compile", "peer"
+
+MAX_AUTOTUNE = "max-autotune-no-cudagraphs"
+
+
+@dataclass(frozen=True)
+class Provider:
+    name: str
+    kind: str
+    # Imports what it needs and returns the function to time; ImportError: not installed.
+    load: Callable[[], Callable]
+    # For functions with inputs or outputs of another layout: applied to input sets before timing,
+    # and to an output before it is compared.
+    prepare: Callable[[tuple], tuple] | None = None
+    result: Callable = field(default=lambda output: output)
+
+
+@dataclass(frozen=True)
+class Case:
+    group: str  # the table it belongs to
+    name: str
+    make_inputs: Callable[[], tuple]  # one input set
+    reference: (
+        Callable  # float64 results for an input set, or for a sample of it that `select` takes
+    )
+    tolerance: float
+    providers: Sequence[Provider]
+    num_bytes: int  # every input read once, every output written once
+    flops: float | None = None  # given where the matrix rate, not memory, is the ceiling
+    select: Callable = field(default=lambda output: output)
+    difference: Callable[..., float] = field(default=lambda *results: relative_error(*results))
+    host_time: bool = False  # of interest where launches take longer than the GPU
+    sets: tuple[int, int] = (3, 48)  # input sets: least and most
+    budget_ms: float = 20
+
+
+def relative_error(output: torch.Tensor, reference: torch.Tensor) -> float:
+    """Frobenius norm of the difference over that of the reference; infinite where output is not finite."""
+    output, reference = output.double(), reference.double()
+    if not torch.isfinite(output).all():
+        return float("inf")
+    return ((output - reference).norm() / reference.norm().clamp_min(1e-30)).item()
+
+
+def largest_difference(output: torch.Tensor, reference: torch.Tensor) -> float:
+    return (output.double() - reference.double()).abs().max().item()
+
+
+def ready(function: Callable) -> Callable[[], Callable]:
+    return lambda: function
+
+
+def compiled(formula: Callable, mode: str | None = None) -> Callable[[], Callable]:
+    """For fixed shapes, in a state of dynamo that no other shape has touched."""
+
+    def load() -> Callable:
+        torch._dynamo.reset()
+        return torch.compile(formula, dynamic=False, fullgraph=True, mode=mode)
+
+    return load

@@ -1,0 +1,82 @@
+"""What a result depends on besides the code: device, driver, versions, commit."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from datetime import date
+
+import torch
+
+from ci import repo
+from warpsmith import doctor
+
+LIBRARIES = (
+    "torch",
+    "triton",
+    "torchvision",
+    "opencv-python-headless",
+    "kernels",
+    "transformers",
+    "diffusers",
+    "liger-kernel",
+    "quack-kernels",
+    "flash-attn-4",
+    "nvidia-cutlass-dsl",
+    "flashinfer-python",
+)
+
+
+def collect(device: str) -> dict:
+    result = {
+        "date": date.today().isoformat(),
+        "commit": commit(),
+        "os": platform.platform(),
+        "python": platform.python_version(),
+        "libraries": {
+            name: version
+            for name in LIBRARIES
+            if (version := doctor.installed_version(name)) is not None
+        },
+    }
+    if device == "cuda":
+        properties = torch.cuda.get_device_properties()
+        result |= {
+            "device": properties.name,
+            "multiprocessors": properties.multi_processor_count,
+            "l2_bytes": properties.L2_cache_size,
+            "driver": doctor.driver_version(),
+            "cuda": torch.version.cuda,
+            "clocks": clocks(),
+        }
+    else:
+        cpu = doctor.cpu_info()
+        result |= {
+            "device": cpu["model"],
+            "isa": cpu["isa"],
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+        }
+    return result
+
+
+def commit() -> str:
+    """Short hash of the checkout, with "-dirty" if what it measures was changed since."""
+    found = repo.commit()
+    if found is None:
+        return "unknown"
+    name, dirty = found
+    return name[:7] + ("-dirty" if dirty else "")
+
+
+def clocks() -> dict[str, str]:
+    fields = ("clocks.sm", "clocks.mem", "power.limit")
+    rows = doctor.nvidia_smi(",".join(fields))
+    return dict(zip(fields, rows[torch.cuda.current_device()])) if rows else {}
+
+
+def folder_name(environment: dict) -> str:
+    """<device>/<date>-<commit>"""
+    device = re.sub(r"[^a-z0-9]+", "-", (environment["device"] or "unknown").lower()).strip("-")
+    return f"{device}/{environment['date']}-{environment['commit']}"

@@ -1,0 +1,90 @@
+"""README.md's section "Performance", from the results that results/published.txt lists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from . import markdown, report, timing
+from .report import CaseResult, Report
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+BEGIN = "<!-- performance: written by `python -m benchmarks readme`, do not edit -->"
+END = "<!-- end of performance -->"
+INTRODUCTION = f"""\
+Medians of three interleaved repeats; GPU times from replayed CUDA graphs over inputs that rotate through several times the
+L2 cache. "Of copy" is relative to a copy of as many bytes in the same run. "Slower than" lists every other implementation
+in the run that ours does not match (ratio above {timing.RATIO_LIMIT} and more than {timing.DIFFERENCE_LIMIT_US} us behind). `make bench KERNEL=<kernel>`, with
+`CPU=1` for the CPU, measures here; [docs/benchmarks.md](docs/benchmarks.md) has the method."""
+
+
+def published() -> list[Path]:
+    lines = (RESULTS / "published.txt").read_text().splitlines()
+    return [RESULTS / line for line in lines if line and not line.startswith("#")]
+
+
+def section(paths: list[Path]) -> str:
+    parts = [BEGIN, INTRODUCTION]
+    for path in paths:
+        result = report.read(path)
+        if any(case.ours for case in result.cases):
+            parts.append(kernel_part(result, path.relative_to(ROOT).with_suffix("")))
+        else:
+            parts.append(others_part(result, path.relative_to(ROOT).with_suffix("")))
+    return "\n\n".join([*parts, END])
+
+
+def kernel_part(result: Report, stem: Path) -> str:
+    header = ["shape", "us", "GB/s", "of copy", "torch.compile us", "fastest other", "us", "ratio"]
+    header += ["slower than"]
+    with_host = any(case.ours and case.ours.host_us for case in result.cases)
+    if with_host:
+        header += ["host us", "relu + empty_like"]
+    rows = [kernel_row(case, with_host) for case in result.cases if case.ours]
+    lines = [
+        f"### {result.kernel}, {device_name(result)}",
+        "",
+        markdown.environment_line(result.device, result.environment),
+        "",
+    ]
+    lines += [*markdown.table(header, rows), ""]
+    lines += [f"All providers: [{stem.name}.md]({stem}.md).", "", f"![{result.kernel}]({stem}.png)"]
+    return "\n".join(lines)
+
+
+def kernel_row(case: CaseResult, with_host: bool) -> list[str]:
+    ours, other, compiled = case.ours, case.fastest(), case.fastest_compiled
+    us = ours.timing.us
+    cells = [f"{case.group} {case.name}", f"{us:.2f}", f"{case.num_bytes / us / 1e3:.0f}"]
+    cells += [markdown.percent(case.copy.us / us)]
+    cells += ["" if compiled is None else f"{compiled.timing.us:.2f}"]
+    cells += ["", "", ""] if other is None else [other.provider, f"{other.timing.us:.2f}"]
+    if other is not None:
+        cells += [f"{timing.ratio(ours.timing, other.timing):.2f}"]
+    cells += ["; ".join(row.provider for row in case.slower_than()) or "none"]
+    if with_host:
+        known = ours.host_us is not None
+        cells += [f"{ours.host_us:.1f}" if known else ""]
+        cells += [f"{case.host_reference_us:.1f}" if known else ""]
+    return cells
+
+
+def others_part(result: Report, stem: Path) -> str:
+    return (
+        f"### {result.kernel}, {device_name(result)}: other implementations\n\n"
+        f"{len(result.cases)} shapes, to be compared with: [{stem.name}.md]({stem}.md), "
+        f"[plot]({stem}.png)."
+    )
+
+
+def device_name(result: Report) -> str:
+    return result.environment["device"]
+
+
+def replaced(text: str) -> str:
+    """README.md's text with the section as the results have it."""
+    pattern = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
+    if len(pattern.findall(text)) != 1:
+        raise ValueError(f"README.md: needs the lines {BEGIN!r} and {END!r}, once each")
+    return pattern.sub(lambda _: section(published()), text)

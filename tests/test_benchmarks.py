@@ -1,0 +1,427 @@
+"""benchmarks/: what is timed and how it is judged, the files it writes, README.md's section."""
+
+import dataclasses
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import __main__ as command_line
+from benchmarks import (
+    diff,
+    environment,
+    markdown,
+    models,
+    plot,
+    readme,
+    report,
+    run,
+    suites,
+    timing,
+)
+from benchmarks.case import BUILTIN, COMPILE, EAGER, OURS, PEER, Case, Provider, ready
+from benchmarks.report import FAILED, MISSING, OK, WRONG, CaseResult, Report, Row
+from benchmarks.timing import Timing
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def timed(*repeats):
+    us = sorted(repeats)[len(repeats) // 2]
+    return Timing(us, us - 1, us + 1, tuple(repeats), "graph", 3, 30)
+
+
+# --- timing --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "ours, other, expected",
+    [
+        ((102, 102, 102), (100, 100, 100), True),
+        ((103, 103, 103), (100, 100, 100), False),
+        ((1.10, 1.10, 1.10), (1.01, 1.01, 1.01), True),  # within 0.1 us
+        ((1.12, 1.12, 1.12), (1.01, 1.01, 1.01), False),
+        ((110, 100, 100), (100, 100, 100), True),  # one repeat in three is disturbed
+        ((110, 110, 100), (100, 100, 100), False),
+        ((50, 50, 50), (100, 100, 100), True),
+    ],
+)
+def test_not_slower(ours, other, expected):
+    assert timing.not_slower(timed(*ours), timed(*other)) is expected
+
+
+def test_ratio_is_taken_repeat_by_repeat():
+    # The machine slowed down for both: the medians of each would say 1.5.
+    assert timing.ratio(timed(10, 15, 20), timed(10, 10, 20)) == 1.0
+
+
+def test_input_sets_exceed_the_cache_within_limits():
+    assert timing.count_sets(10, 1000, 3, 48) == 48
+    assert timing.count_sets(100, 1000, 3, 48) == 10
+    assert timing.count_sets(1000, 1000, 3, 48) == 3
+    assert timing.count_sets(0, 1000, 3, 48) == 48
+
+
+class RecordedTimer:
+    how, sets = "graph", 4
+
+    def __init__(self, name, log, values):
+        self.name, self.log, self.values = name, log, values
+
+    def sample(self, budget_ms):
+        self.log.append(self.name)
+        return self.values
+
+
+def test_interleave_alternates_the_order_and_takes_medians():
+    log = []
+    timers = {"a": RecordedTimer("a", log, [1, 2, 9]), "b": RecordedTimer("b", log, [4, 4, 4])}
+    result = timing.interleave(timers, slices=2)
+    assert log == list("abab" + "baba" + "abab")
+    assert result["a"].us == 2 and result["a"].repeats == (2, 2, 2)
+    assert (result["a"].p20, result["a"].p80) == (1, 9)
+    assert result["b"].samples == 18
+
+
+def test_cpu_timer_rotates_its_inputs():
+    seen = []
+    timer = timing.CpuTimer(lambda x: seen.append(x), [(1,), (2,), (3,)])
+    for _ in range(4):
+        assert timer.sample(1.0)[0] >= 0
+    assert seen == [1, 2, 3, 1]
+
+
+# --- measuring a case ----------------------------------------------------------------------------
+
+
+def missing():
+    import a_package_that_nobody_has  # noqa: F401
+
+
+def failing(x):
+    raise RuntimeError("no kernel for this shape\nwith a second line")
+
+
+def in_place(x):
+    return x.mul_(2)
+
+
+def toy_case(*providers):
+    return Case(
+        group="toy",
+        name="64",
+        make_inputs=lambda: (torch.rand(64) + 1,),
+        reference=lambda x: 2 * x.double(),
+        tolerance=1e-6,
+        providers=[Provider("right", OURS, ready(lambda x: x + x)), *providers],
+        num_bytes=512,
+        sets=(2, 2),
+    )
+
+
+def measured(*providers):
+    steps = []
+    result = run.measure(toy_case(*providers), "cpu", steps.append)
+    assert steps == ["right", *(provider.name for provider in providers), "timing"]
+    return {row.provider: row for row in result.rows}
+
+
+def test_right_providers_are_timed():
+    row = measured()["right"]
+    assert row.status == OK and row.difference < 1e-7
+    assert row.timing.us > 0 and row.timing.how == "cpu" and row.timing.sets == 2
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: 3 * x, lambda x: x * float("nan"), lambda x: x + x + 1e-5],
+    ids=["wrong", "nan", "inexact"],
+)
+def test_wrong_results_are_not_timed(function):
+    rows = measured(Provider("wrong", PEER, ready(function)))
+    assert rows["wrong"].status == WRONG and rows["wrong"].timing is None
+    assert "float64" in rows["wrong"].note
+    assert rows["right"].timing is not None
+
+
+def test_what_is_not_installed_or_fails_is_said():
+    rows = measured(Provider("absent", PEER, missing), Provider("failing", PEER, ready(failing)))
+    assert rows["absent"].status == MISSING and "a_package_that_nobody_has" in rows["absent"].note
+    assert rows["failing"].status == FAILED
+    assert rows["failing"].note == "RuntimeError: no kernel for this shape"
+    assert rows["absent"].timing is rows["failing"].timing is None
+
+
+def test_providers_that_write_to_their_inputs_spoil_no_others():
+    made = []
+
+    def make_inputs():
+        made.append(torch.rand(64) + 1)
+        return (made[-1],)
+
+    providers = [Provider(name, PEER, ready(in_place)) for name in ("in place", "last")]
+    case = dataclasses.replace(toy_case(*providers), make_inputs=make_inputs)
+    rows = run.measure(case, "cpu", lambda step: None).rows
+    assert [row.status for row in rows] == [OK, OK, OK]
+    assert all(row.timing is not None for row in rows)
+    assert len(made) == 2 and all(x.min() >= 1 and x.max() <= 2 for x in made)
+
+
+def test_prepared_inputs_are_compared_in_the_layout_of_the_reference():
+    provider = Provider(
+        "transposed",
+        PEER,
+        ready(lambda x: 2 * x),
+        prepare=lambda inputs: (inputs[0].view(8, 8).T.contiguous(),),
+        result=lambda out: out.T.reshape(64),
+    )
+    assert measured(provider)["transposed"].status == OK
+
+
+# --- suites --------------------------------------------------------------------------------------
+
+
+def cases_of(kernel, device):
+    return list(importlib.import_module(f"benchmarks.suites.{kernel}").cases(device))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("kernel", suites.NAMES)
+def test_cases_have_names_of_their_own(kernel, device):
+    cases = cases_of(kernel, device)
+    names = [(case.group, case.name) for case in cases]
+    assert len(names) == len(set(names)) > 0
+    for case in cases:
+        providers = [provider.name for provider in case.providers]
+        assert len(providers) == len(set(providers))
+        assert case.num_bytes > 0 and (case.flops is None or case.flops > 0)
+        assert device == "cuda" or not case.host_time
+
+
+def test_every_kernel_has_a_suite_with_it():
+    kernels = {path.parent.name for path in ROOT.glob("kernels/*/build.toml")}
+    with_ours = {
+        kernel
+        for kernel in suites.NAMES
+        if all(any(p.kind == OURS for p in case.providers) for case in cases_of(kernel, "cuda"))
+    }
+    assert kernels == with_ours
+
+
+def test_gray_shapes_of_the_published_baselines_are_measured():
+    from benchmarks.suites import img2gray
+
+    names = {(case.group, case.name) for case in cases_of("img2gray", "cuda")}
+    for dtype, layout, batch, frame in img2gray.PUBLISHED_BASELINES:
+        assert (f"{dtype} {layout}", f"{frame} x{batch}") in names
+
+
+@pytest.mark.parametrize("kernel", suites.NAMES)
+def test_formulas_agree_with_float64(kernel):
+    """The smallest CPU case of each group, without what compiles."""
+    smallest = {}
+    for case in sorted(cases_of(kernel, "cpu"), key=lambda case: -case.num_bytes):
+        smallest[case.group] = case
+    for case in smallest.values():
+        inputs = case.make_inputs()
+        reference = case.reference(*inputs)
+        for provider in case.providers:
+            if provider.kind in (EAGER, BUILTIN, OURS):
+                row, _, _ = run.check(case, provider, [inputs], reference, "cpu")
+                assert row.status in (OK, MISSING), (case.name, provider.name, row.note)
+                assert row.status == OK or provider.kind == BUILTIN
+
+
+def test_counted_bytes_are_those_of_the_tensors():
+    for kernel in suites.NAMES:
+        for case in cases_of(kernel, "cpu"):
+            inputs = case.make_inputs()
+            provider = next(p for p in case.providers if p.kind in (EAGER, BUILTIN))
+            output = provider.load()(*inputs)
+            tensors = [*inputs, output]
+            assert case.num_bytes == sum(t.numel() * t.element_size() for t in tensors), case.name
+
+
+def test_models_are_consistent():
+    for name, model in models.DIFFUSION.items():
+        assert model.heads * model.head_dim == model.hidden_size, name
+    for name, model in models.LANGUAGE.items():
+        assert model.heads % model.kv_heads == 0, name
+
+
+# --- reports -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def result():
+    """A win, a loss to one of three, and a shape where ours failed."""
+
+    def rows(ours, compiled, peer):
+        return [
+            Row(
+                "warpsmith", OURS, OK if ours else FAILED, "", 0.0, ours and timed(*[ours] * 3), 7.5
+            ),
+            Row("compile", COMPILE, OK, "", 0.0, timed(*[compiled] * 3), 40.0),
+            Row("liger", PEER, OK, "", 0.0, timed(*[peer] * 3)),
+            Row("quack", PEER, MISSING, "ImportError: no quack"),
+        ]
+
+    where = {"date": "2026-11-30", "commit": "abc1234", "device": "NVIDIA H200", "python": "3.12.3"}
+    where |= {"driver": "580.1", "cuda": "13.0", "libraries": {"torch": "2.11.0"}}
+    cases = [
+        CaseResult("bf16", "win", 4000, None, timed(8, 8, 8), rows(10, 20, 11), 8.0),
+        CaseResult("bf16", "loss", 4000, None, timed(8, 8, 8), rows(10, 20, 9), 8.0),
+        CaseResult("bf16", "broken", 4000, 8e6, timed(8, 8, 8), rows(None, 20, 9)),
+    ]
+    return Report("toy", "cuda", where, "_toy_cuda_1", {"bf16 matrix TFLOP/s": 2.0}, cases)
+
+
+def test_json_keeps_everything(result, tmp_path):
+    result.save(tmp_path / "new" / "toy.json")
+    assert report.read(tmp_path / "new" / "toy.json") == result
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["toy.json"]
+
+
+def test_what_a_report_says(result):
+    win, loss, broken = result.cases
+    assert win.fastest().provider == "liger" and win.fastest_compiled.provider == "compile"
+    assert win.slower_than() == []
+    assert [row.provider for row in loss.slower_than()] == ["liger"]
+    assert broken.ours is None
+    assert result.ceiling_us(win) == 8 and result.ceiling_us(broken) == 4
+
+
+def test_markdown_shows_losses_and_what_is_missing(result):
+    lines = {
+        line.split("|")[1].strip(): line
+        for line in markdown.full(result).splitlines()
+        if "|" in line
+    }
+    assert "| 10.00 [h 7.5] | 9.00 to 11.00 | 80 % | 0.91 | none | liger | 11.00 |" in lines["win"]
+    assert "| 1.11 | liger | liger | 9.00 |" in lines["loss"]
+    assert "compile 20.00 [h 40.0]; quack: not installed" in lines["win"]
+    assert "not measured" in lines["broken"] and "warpsmith: failed" in lines["broken"]
+    columns = {line.count("|") for line in lines.values()}
+    assert len(columns) == 1
+
+
+def test_plot_is_written(result, tmp_path):
+    plot.fractions(result, tmp_path / "toy.png")
+    assert (tmp_path / "toy.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_diff_marks_what_is_further_apart(result):
+    newer = report.Report(**{**vars(result), "cases": []})
+    for case in result.cases:
+        rows = [Row(r.provider, r.kind, r.status, timing=r.timing) for r in case.rows]
+        newer.cases.append(CaseResult(**{**vars(case), "rows": rows}))
+    newer.cases[0].rows[0].timing = timed(11.5, 11.5, 11.5)
+    newer.cases[0].rows[1].timing = timed(17, 17, 17)
+    newer.cases[0].rows[2].timing = timed(12, 12, 12)
+    text = diff.compare(result, newer, 0.1)
+    assert text.startswith("8 times in common, median ratio 1.000; 6 within 10 %, 2 further apart.")
+    assert "| win | warpsmith | 10.00 | 11.50 | 1.15 | slower |" in text
+    assert "| win | compile | 20.00 | 17.00 | 0.85 | faster |" in text
+    assert "| win | liger | 11.00 | 12.00 | 1.09 |  |" in text
+    with pytest.raises(ValueError, match="in common"):
+        diff.compare(report.Report("toy", "cuda", {}), newer, 0.1)
+
+
+def test_environment_of_the_cpu_names_cores_and_isa():
+    values = environment.collect("cpu")
+    assert values["cores"] >= 1 and values["threads"] == torch.get_num_threads()
+    assert values["isa"] in ("baseline", "avx2", "avx512")
+    assert values["libraries"]["torch"] == torch.__version__
+    json.dumps(values)
+    folder = environment.folder_name(values | {"device": "NVIDIA A100-SXM4 (80GB)"})
+    assert folder == f"nvidia-a100-sxm4-80gb/{values['date']}-{values['commit']}"
+
+
+# --- README.md and the command line --------------------------------------------------------------
+
+
+def test_readme_and_results_agree():
+    text = (ROOT / "README.md").read_text()
+    assert readme.replaced(text) == text, "run `python -m benchmarks readme`"
+
+
+def test_a_changed_number_in_the_readme_is_found(capsys, monkeypatch, tmp_path):
+    text = (ROOT / "README.md").read_text()
+    begin = text.index(readme.BEGIN)
+    digit = (
+        next(
+            i for i in range(begin, len(text)) if text[i : i + 2] == "| " and text[i + 2].isdigit()
+        )
+        + 2
+    )
+    changed = text[:digit] + str((int(text[digit]) + 1) % 10) + text[digit + 1 :]
+    assert readme.replaced(changed) == text
+    with pytest.raises(ValueError, match="once each"):
+        readme.replaced(text.replace(readme.END, ""))
+
+
+def test_published_results_have_their_tables_and_plots():
+    paths = readme.published()
+    assert paths
+    for path in paths:
+        result = report.read(path)
+        assert path.with_suffix(".md").read_text() == markdown.full(result)
+        assert path.with_suffix(".png").is_file()
+        assert environment.folder_name(result.environment) == str(
+            path.parent.relative_to(readme.RESULTS)
+        )
+
+
+def command(*arguments):
+    process = subprocess.run(
+        [sys.executable, "-m", "benchmarks", *arguments], cwd=ROOT, capture_output=True, text=True
+    )
+    return process.returncode, process.stdout + process.stderr
+
+
+def test_run_writes_results(tmp_path):
+    status, output = command(
+        "run", "attention", "--cpu", "--only", "few keys", "--results", str(tmp_path)
+    )
+    assert status == 0, output
+    (folder,) = tmp_path.glob("*/*")
+    assert {path.name for path in folder.iterdir()} == {
+        f"attention.{s}" for s in ("json", "md", "png")
+    }
+    result = report.read(folder / "attention.json")
+    assert result.build is None and result.ceilings["copy GB/s"] > 0
+    assert result.environment["commit"] == environment.commit()
+    assert "SDPA default" in (folder / "attention.md").read_text()
+    assert f"results: {folder}" in output
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["run", "img2gray", "--cpu", "--only", "8K"], "no case of img2gray contains '8K'"),
+        (["run", "flux"], "invalid choice: 'flux'"),
+        (["diff", "a.json", "b.json"], "No such file"),
+    ],
+)
+def test_command_line_errors(arguments, message, capsys):
+    try:
+        status = command_line.main(arguments)
+    except SystemExit as stop:
+        status = stop.code
+    assert status != 0
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
+def test_without_a_gpu_the_gpu_is_not_measured(capsys):
+    assert command_line.main(["run", "img2gray"]) == 1
+    assert "no CUDA device" in capsys.readouterr().err
+
+
+def test_make_bench_needs_a_kernel():
+    process = subprocess.run(["make", "bench"], cwd=ROOT, capture_output=True, text=True)
+    assert process.returncode == 2 and "usage: make bench KERNEL=" in process.stderr
