@@ -5,7 +5,8 @@ TARGETS := cpu release $(GPU_TARGETS)
 MORE_TARGETS := ptx75 ptx80
 BUILDER ?= auto
 VARIANT ?=
-export BUILDER VARIANT
+ONLY ?=
+export BUILDER VARIANT ONLY
 
 PYTHON := .venv/bin/python
 # The loader takes CUDA variants where torch is a CUDA build, with a GPU or without.
@@ -62,10 +63,12 @@ fmt: venv ## Format Python, C++ and CUDA sources
 	$(CODE) | xargs -r .venv/bin/clang-format -i
 	@$(PYTHON) -m ci.sync_shared
 
-bench: venv ## Measure KERNEL=<kernel> beside other implementations; CPU=1 on the CPU, ONLY=<text> some shapes
-	@test -n "$(KERNEL)" || { echo "usage: make bench KERNEL=<kernel> [CPU=1] [ONLY=<text>]" >&2; exit 2; }
+bench: ## Measure KERNEL=<kernel> beside other implementations; CPU=1 on the CPU, ONLY=<text> some shapes
+	@test -f "benchmarks/suites/$(KERNEL).py" || { echo "usage: make bench KERNEL=<kernel> [CPU=1] [ONLY=<text>]," \
+	  "kernels: $(patsubst benchmarks/suites/%.py,%,$(wildcard benchmarks/suites/[a-z]*.py))" >&2; exit 2; }
+	@ci/bootstrap.sh
 	@$(PYTHON) -m ci.build --target cpu $(TORCH_CUDA_TARGET)
-	$(PYTHON) -m benchmarks run $(KERNEL) $(if $(CPU),--cpu) $(if $(ONLY),--only '$(ONLY)')
+	$(PYTHON) -m benchmarks run $(KERNEL) $(if $(filter-out 0 no,$(CPU)),--cpu) $${ONLY:+--only "$$ONLY"}
 
 gpu-check: ## Run GPU tests, compute-sanitizer and benchmarks and write their results
 	@ci/gpu_check.sh

@@ -7,7 +7,8 @@ import json
 import sys
 from pathlib import Path
 
-from . import diff, environment, markdown, plot, readme, report, suites
+from . import diff, environment, markdown, readme, report, suites
+from .case import OURS
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -36,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         return arguments.handler(arguments)
-    except (ValueError, OSError, RuntimeError) as error:
+    except (ValueError, OSError, RuntimeError, ImportError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
 
@@ -56,17 +57,22 @@ def run_kernel(arguments: argparse.Namespace) -> int:
 
     result = run(arguments.kernel, device_of(arguments), arguments.results, arguments.only)
     print(f"results: {arguments.results / environment.folder_name(result.environment)}")
-    wrong = [
-        f"{case.group}, {case.name}: warpsmith {row.status} {row.note}"
+    not_timed = [
+        (row, f"{case.group}, {case.name}: {row.provider} {row.status}")
         for case in result.cases
         for row in case.rows
-        if row.kind == "ours" and row.timing is None
+        if row.timing is None
     ]
-    print("\n".join(wrong), file=sys.stderr, end="\n" if wrong else "")
-    return 1 if wrong else 0
+    names = sorted({f"{row.provider} ({row.status})" for row, _ in not_timed})
+    print(f"{len(result.cases)} shapes; not everywhere timed: {', '.join(names) or 'none'}")
+    ours = [f"{what} {row.note}" for row, what in not_timed if row.kind == OURS]
+    print("\n".join(ours), file=sys.stderr, end="\n" if ours else "")
+    return 1 if ours else 0
 
 
 def render(arguments: argparse.Namespace) -> int:
+    from . import plot
+
     for path in arguments.file:
         result = report.read(path)
         path.with_suffix(".md").write_text(markdown.full(result))
@@ -77,7 +83,7 @@ def render(arguments: argparse.Namespace) -> int:
 def write_readme(arguments: argparse.Namespace) -> int:
     path = readme.ROOT / "README.md"
     text = path.read_text()
-    new = readme.replaced(text)
+    new = readme.replaced(text, readme.published())
     if arguments.check and new != text:
         print("README.md differs from its results: python -m benchmarks readme", file=sys.stderr)
         return 1

@@ -29,9 +29,8 @@ class Case:
     group: str  # the table it belongs to
     name: str
     make_inputs: Callable[[], tuple]  # one input set
-    reference: (
-        Callable  # float64 results for an input set, or for a sample of it that `select` takes
-    )
+    # Results of an input set in float64, or a part of them, which `select` takes of an output.
+    reference: Callable
     tolerance: float
     providers: Sequence[Provider]
     num_bytes: int  # every input read once, every output written once
@@ -60,10 +59,5 @@ def ready(function: Callable) -> Callable[[], Callable]:
 
 
 def compiled(formula: Callable, mode: str | None = None) -> Callable[[], Callable]:
-    """For fixed shapes, in a state of dynamo that no other shape has touched."""
-
-    def load() -> Callable:
-        torch._dynamo.reset()
-        return torch.compile(formula, dynamic=False, fullgraph=True, mode=mode)
-
-    return load
+    """For fixed shapes."""
+    return lambda: torch.compile(formula, dynamic=False, fullgraph=True, mode=mode)

@@ -6,18 +6,18 @@ import torch
 
 from . import timing
 
-LARGE = 1 << 30  # bytes of one tensor
 MATRIX_SIZE = 8192
 
 
-def copy_timers(num_bytes: int, device: str) -> dict[str, timing.GraphTimer | timing.CpuTimer]:
-    """Copies that move `num_bytes`, half of them read. On the GPU elementwise kernels: copies
-    captured in a graph become memcpy nodes, which are slower. The faster one counts."""
+def copy_timers(
+    num_bytes: int, sets: int, device: str
+) -> dict[str, timing.GraphTimer | timing.CpuTimer]:
+    """Copies that move `num_bytes`, half of them read, in as many sets as what they are compared with.
+    On the GPU elementwise kernels: copies captured in a graph become memcpy nodes, which are slower.
+    The faster one counts."""
     if device == "cpu":
-        sets = timing.count_sets(num_bytes, timing.CPU_SPAN, 2, 16)
         pairs = [_pair(num_bytes // 2, torch.uint8, device) for _ in range(sets)]
-        return {"copy": timing.CpuTimer(lambda source, target: target.copy_(source), pairs)}
-    sets = timing.count_sets(num_bytes, timing.gpu_span(), 3, 48)
+        return {"copy": timing.CpuTimer(lambda source, _: source.clone(), pairs)}
     timers = {}
     for dtype, function in ((torch.int32, torch.bitwise_not), (torch.bfloat16, torch.neg)):
         pairs = [_pair(num_bytes // 2, dtype, device) for _ in range(sets)]
@@ -37,12 +37,14 @@ def _pair(num_bytes: int, dtype: torch.dtype, device: str) -> tuple[torch.Tensor
 def measure(device: str) -> dict[str, float]:
     """Rates in GB/s and TFLOP/s, the launch floor in microseconds."""
     if device == "cpu":
-        copy = timing.interleave(copy_timers(256 << 20, device), slices=3)["copy"]
-        return {"copy GB/s": (256 << 20) / copy.us / 1e3}
-    result = {}
-    copies = timing.interleave(copy_timers(2 * LARGE, device)).values()
-    result["copy GB/s"] = 2 * LARGE / min(copy.us for copy in copies) / 1e3
-    size = LARGE // 2
+        size = 256 << 20
+        copy = timing.interleave(copy_timers(size, 2, device), slices=3)["copy"]
+        return {"copy GB/s": size / copy.us / 1e3}
+    # Tensors of 1 GiB where the GPU has room for a dozen.
+    large = min(1 << 30, torch.cuda.mem_get_info()[0] // 16 & ~0xFFF)
+    copies = timing.interleave(copy_timers(2 * large, 2, device)).values()
+    result = {"copy GB/s": 2 * large / min(copy.us for copy in copies) / 1e3}
+    size = large // 2
     triples = [
         tuple(torch.randn(size, device=device).bfloat16() for _ in range(2))
         + (torch.empty(size, dtype=torch.bfloat16, device=device),)
@@ -60,8 +62,8 @@ def measure(device: str) -> dict[str, float]:
         "launch": timing.GraphTimer(lambda x: x.add_(1), numbers),
     }
     times = {name: time.us for name, time in timing.interleave(timers).items()}
-    result["2 reads, 1 write GB/s"] = 3 * LARGE / times["2 reads, 1 write"] / 1e3
-    result["read GB/s"] = LARGE / times["read"] / 1e3
+    result["2 reads, 1 write GB/s"] = 3 * large / times["2 reads, 1 write"] / 1e3
+    result["read GB/s"] = large / times["read"] / 1e3
     result["bf16 matrix TFLOP/s"] = 2 * MATRIX_SIZE**3 / times["matrix product"] / 1e6
     result["launch in a graph us"] = times["launch"]
     return result

@@ -6,6 +6,7 @@ import os
 import platform
 import re
 from datetime import date
+from pathlib import Path
 
 import torch
 
@@ -57,6 +58,7 @@ def collect(device: str) -> dict:
             "isa": cpu["isa"],
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
+            "l3": l3_size(),
         }
     return result
 
@@ -68,6 +70,13 @@ def commit() -> str:
         return "unknown"
     name, dirty = found
     return name[:7] + ("-dirty" if dirty else "")
+
+
+def l3_size() -> str:
+    try:
+        return Path("/sys/devices/system/cpu/cpu0/cache/index3/size").read_text().strip()
+    except OSError:
+        return "unknown"
 
 
 def clocks() -> dict[str, str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from . import timing
 from .report import OK, CaseResult, Report, Row
 
 METHOD = {
-    "cuda": "GPU time per call from replayed CUDA graphs over inputs that rotate through several times the L2 "
-    "cache, median of 3 interleaved repeats. [h n]: host time per eager call.",
+    "cuda": "GPU time per call from replayed CUDA graphs over rotating inputs, which exceed the L2 cache unless a shape "
+    "says (L2); median of 3 interleaved repeats. [h n]: host time per eager call.",
     "cpu": "Time per call, calls interleaved, inputs rotating through 128 MiB, median of 3 repeats.",
 }
 
@@ -26,10 +27,11 @@ def full(report: Report) -> str:
 
 def full_row(report: Report, case: CaseResult) -> list[str]:
     ceiling, other, ours = report.ceiling_us(case), case.fastest(), case.ours
-    cells = [case.name, f"{ceiling:.2f}"]
+    cells = [shape(report, case), f"{ceiling:.2f}"]
     if ours is not None:
-        t = ours.timing
-        cells += [f"{t.us:.2f}{host(ours)}", f"{t.p20:.2f} to {t.p80:.2f}", percent(ceiling / t.us)]
+        time = ours.timing
+        cells += [f"{time.us:.2f}{host(ours)}", f"{time.p20:.2f} to {time.p80:.2f}"]
+        cells += [percent(ceiling / time.us)]
         cells += [
             ratio_text(case, other),
             "; ".join(r.provider for r in case.slower_than()) or "none",
@@ -44,19 +46,17 @@ def full_row(report: Report, case: CaseResult) -> list[str]:
     rest = sorted(
         (row for row in case.timed() if row not in (ours, other)), key=lambda row: row.timing.us
     )
-    texts = [f"{row.provider} {row.timing.us:.2f}{host(row)}{how(row)}" for row in rest]
+    texts = [f"{row.provider} {row.timing.us:.2f}{host(row)}" for row in rest]
     texts += [f"{row.provider}: {row.status}" for row in case.rows if row.status != OK]
     return [*cells, "; ".join(texts)]
 
 
+def shape(report: Report, case: CaseResult) -> str:
+    return case.name + (" (L2)" if report.is_in_cache(case) else "")
+
+
 def ratio_text(case: CaseResult, other: Row | None) -> str:
-    from .timing import ratio
-
-    return "" if other is None else f"{ratio(case.ours.timing, other.timing):.2f}"
-
-
-def how(row: Row) -> str:
-    return " (events)" if row.timing.how == "events" else ""
+    return "" if other is None else f"{timing.ratio(case.ours.timing, other.timing):.2f}"
 
 
 def host(row: Row) -> str:
@@ -71,7 +71,7 @@ def environment_line(device: str, values: dict) -> str:
     if device == "cuda":
         where = f"driver {values['driver']}, CUDA {values['cuda']}"
     else:
-        where = f"{values['cores']} cores, {values['threads']} threads, {values['isa']}"
+        where = f"{values['cores']} cores, {values['threads']} threads, {values['isa']}, L3 {values['l3']}"
     libraries = ", ".join(f"{name} {version}" for name, version in values["libraries"].items())
     return f"{values['date']}, commit {values['commit']}, {where}, Python {values['python']}, {libraries}."
 

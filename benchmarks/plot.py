@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import matplotlib
+from matplotlib import pyplot
+
 from .case import BUILTIN, COMPILE, EAGER, OURS, PEER
 from .report import Report
+
+matplotlib.use("Agg")
 
 MARKERS = {OURS: "D", COMPILE: "o", PEER: "s", BUILTIN: "^", EAGER: "x"}
 OTHERS = (COMPILE, PEER, BUILTIN, EAGER)
 
 
 def fractions(report: Report, path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     labels = [f"{case.group}, {case.name}" for case in report.cases]
     figure, axes = pyplot.subplots(figsize=(9, 1.6 + 0.28 * len(labels)), layout="constrained")
     for kind in OTHERS:
@@ -45,7 +45,7 @@ def fractions(report: Report, path: Path) -> None:
     axes.axvline(100, color="grey", linewidth=0.8)
     axes.set_xlim(left=0)
     ceiling = "a copy of the same bytes"
-    if any(case.flops for case in report.cases):
+    if any(case.flops and report.ceiling_us(case) != case.copy.us for case in report.cases):
         ceiling += ", or of the bf16 matrix rate"
     axes.set_xlabel(f"% of {ceiling}")
     axes.set_title(f"{report.kernel} on {report.environment['device']}", fontsize=10)

@@ -13,9 +13,9 @@ RESULTS = ROOT / "benchmarks" / "results"
 BEGIN = "<!-- performance: written by `python -m benchmarks readme`, do not edit -->"
 END = "<!-- end of performance -->"
 INTRODUCTION = f"""\
-Medians of three interleaved repeats; GPU times from replayed CUDA graphs over inputs that rotate through several times the
-L2 cache. "Of copy" is relative to a copy of as many bytes in the same run. "Slower than" lists every other implementation
-in the run that ours does not match (ratio above {timing.RATIO_LIMIT} and more than {timing.DIFFERENCE_LIMIT_US} us behind). `make bench KERNEL=<kernel>`, with
+Medians of three interleaved repeats; GPU times from replayed CUDA graphs over rotating inputs, which exceed the L2 cache
+unless a shape says (L2). "Of copy" is relative to a copy of as many bytes in the same run. "Slower than" lists every other
+implementation in the run that ours does not match (ratio above {timing.RATIO_LIMIT} and more than {timing.DIFFERENCE_LIMIT_US} us behind). `make bench KERNEL=<kernel>`, with
 `CPU=1` for the CPU, measures here; [docs/benchmarks.md](docs/benchmarks.md) has the method."""
 
 
@@ -41,7 +41,7 @@ def kernel_part(result: Report, stem: Path) -> str:
     with_host = any(case.ours and case.ours.host_us for case in result.cases)
     if with_host:
         header += ["host us", "relu + empty_like"]
-    rows = [kernel_row(case, with_host) for case in result.cases if case.ours]
+    rows = [kernel_row(result, case, with_host) for case in result.cases if case.ours]
     lines = [
         f"### {result.kernel}, {device_name(result)}",
         "",
@@ -53,10 +53,14 @@ def kernel_part(result: Report, stem: Path) -> str:
     return "\n".join(lines)
 
 
-def kernel_row(case: CaseResult, with_host: bool) -> list[str]:
+def kernel_row(result: Report, case: CaseResult, with_host: bool) -> list[str]:
     ours, other, compiled = case.ours, case.fastest(), case.fastest_compiled
     us = ours.timing.us
-    cells = [f"{case.group} {case.name}", f"{us:.2f}", f"{case.num_bytes / us / 1e3:.0f}"]
+    cells = [
+        f"{case.group} {markdown.shape(result, case)}",
+        f"{us:.2f}",
+        f"{case.num_bytes / us / 1e3:.0f}",
+    ]
     cells += [markdown.percent(case.copy.us / us)]
     cells += ["" if compiled is None else f"{compiled.timing.us:.2f}"]
     cells += ["", "", ""] if other is None else [other.provider, f"{other.timing.us:.2f}"]
@@ -82,9 +86,9 @@ def device_name(result: Report) -> str:
     return result.environment["device"]
 
 
-def replaced(text: str) -> str:
+def replaced(text: str, paths: list[Path]) -> str:
     """README.md's text with the section as the results have it."""
     pattern = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
     if len(pattern.findall(text)) != 1:
         raise ValueError(f"README.md: needs the lines {BEGIN!r} and {END!r}, once each")
-    return pattern.sub(lambda _: section(published()), text)
+    return pattern.sub(lambda _: section(paths), text)

@@ -24,6 +24,7 @@ class Row:
     difference: float | None = None  # from float64
     timing: Timing | None = None
     host_us: float | None = None
+    writes_inputs: bool = False  # then it was timed with copies of its own
 
 
 @dataclass
@@ -78,6 +79,10 @@ class Report:
             return case.copy.us
         return case.flops / self.ceilings["bf16 matrix TFLOP/s"] / 1e6
 
+    def is_in_cache(self, case: CaseResult) -> bool:
+        """Whether what the calls rotate over fits the L2 cache: small shapes, whose launches count."""
+        return case.copy.sets * case.num_bytes < self.environment.get("l2_bytes", 0)
+
     def groups(self) -> dict[str, list[CaseResult]]:
         result: dict[str, list[CaseResult]] = {}
         for case in self.cases:
@@ -93,17 +98,16 @@ class Report:
 
 def read(path: Path) -> Report:
     data = json.loads(path.read_text())
-    data["cases"] = [
-        CaseResult(
-            **{
-                **case,
-                "copy": _timing(case["copy"]),
-                "rows": [Row(**{**row, "timing": _timing(row["timing"])}) for row in case["rows"]],
-            }
-        )
-        for case in data["cases"]
-    ]
-    return Report(**data)
+    try:
+        data["cases"] = [_case(case) for case in data["cases"]]
+        return Report(**data)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path}: no results of this program ({error!r})") from error
+
+
+def _case(data: dict) -> CaseResult:
+    rows = [Row(**{**row, "timing": _timing(row["timing"])}) for row in data["rows"]]
+    return CaseResult(**{**data, "copy": _timing(data["copy"]), "rows": rows})
 
 
 def _timing(data: dict | None) -> Timing | None:

@@ -18,15 +18,15 @@ from .case import Case, Provider
 from .report import FAILED, MISSING, OK, WRONG, CaseResult, Report, Row
 
 CPU_SLICES = 15
-CPU_SPAN = timing.CPU_SPAN
 
 
-class DeviceLost(RuntimeError):
-    """A provider left the GPU in a state in which nothing more can be measured."""
+class DeviceLostError(RuntimeError):
+    """A provider left the process in a state in which nothing more can be measured."""
 
 
 def run(kernel: str, device: str, results: Path, only: str | None = None) -> Report:
-    """Writes <results>/<device name>/<date>-<commit>/<kernel>.{json,md,png}; the JSON after every case."""
+    """Writes <results>/<device name>/<date>-<commit>/<kernel>.{json,md,png}, the JSON after every case;
+    <kernel>-partial where `only` leaves cases out."""
     suite = importlib.import_module(f".suites.{kernel}", __package__)
     cases = [
         case for case in suite.cases(device) if only is None or only in f"{case.group} {case.name}"
@@ -34,7 +34,9 @@ def run(kernel: str, device: str, results: Path, only: str | None = None) -> Rep
     if not cases:
         raise ValueError(f"--only: no case of {kernel} contains {only!r}")
     report = Report(kernel, device, environment.collect(device), build=build_of(kernel))
-    folder = results / environment.folder_name(report.environment)
+    name = kernel if only is None else f"{kernel}-partial"
+    path = results / environment.folder_name(report.environment) / f"{name}.json"
+    report.save(path)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -51,10 +53,13 @@ def run(kernel: str, device: str, results: Path, only: str | None = None) -> Rep
                 progress.advance(task)
 
             report.cases.append(measure(case, device, step))
-            report.save(folder / f"{kernel}.json")
+            if device == "cuda":
+                gc.collect()
+                torch.cuda.empty_cache()
+            report.save(path)
             summarise(progress.console.print, report.cases[-1])
-    (folder / f"{kernel}.md").write_text(markdown.full(report))
-    plot.fractions(report, folder / f"{kernel}.png")
+    path.with_suffix(".md").write_text(markdown.full(report))
+    plot.fractions(report, path.with_suffix(".png"))
     return report
 
 
@@ -81,25 +86,35 @@ def summarise(print_line: Callable, case: CaseResult) -> None:
 
 
 def measure(case: Case, device: str, step: Callable[[str], None]) -> CaseResult:
-    span = timing.gpu_span() if device == "cuda" else CPU_SPAN
+    # The providers of another shape compile nothing that would serve here.
+    torch._dynamo.reset()
+    span = timing.gpu_span() if device == "cuda" else timing.CPU_SPAN
     count = timing.count_sets(case.num_bytes, span, *case.sets)
     input_sets = [case.make_inputs() for _ in range(count)]
     reference = case.reference(*input_sets[0])
-    rows, timers, hosts = [], dict(ceilings.copy_timers(case.num_bytes, device)), {}
+    rows, timers, hosts = [], dict(ceilings.copy_timers(case.num_bytes, count, device)), {}
     copies = list(timers)
-    for provider in case.providers:
+    for index, provider in enumerate(case.providers):
         step(provider.name)
-        row, function, own_sets = check(case, provider, input_sets, reference, device)
+        row = Row(provider.name, provider.kind, OK)
         rows.append(row)
-        if row.status != OK:
+        try:
+            function = provider.load()
+        except ImportError as error:
+            row.status, row.note = MISSING, describe(error)
             continue
         try:
-            timers[provider.name] = make_timer(function, own_sets, device)
+            own_sets = check(case, provider, function, input_sets, reference, row)
+            if row.status == OK:
+                start = index * count // len(case.providers)
+                timer = make_timer(function, own_sets, device, start)
+                check_replay(case, provider, timer, input_sets[0], reference, row)
+            if row.status == OK:
+                timers[provider.name] = timer
+                hosts[provider.name] = (function, own_sets[0])
         except Exception as error:
             row.status, row.note = FAILED, describe(error)
-            ensure_device(device)
-            continue
-        hosts[provider.name] = (function, own_sets[0])
+            ensure_usable(device)
     step("timing")
     slices = 1 if device == "cuda" else CPU_SLICES
     times = timing.interleave(timers, budget_ms=case.budget_ms, slices=slices)
@@ -111,7 +126,6 @@ def measure(case: Case, device: str, step: Callable[[str], None]) -> CaseResult:
         copy=min((times[name] for name in copies), key=lambda time: time.us),
         rows=rows,
     )
-    del timers
     for row in rows:
         row.timing = times.get(row.provider)
     if case.host_time:
@@ -121,43 +135,68 @@ def measure(case: Case, device: str, step: Callable[[str], None]) -> CaseResult:
         result.host_reference_us = host_us["relu"] + host_us["empty_like"]
         for row in rows:
             row.host_us = host_us.get(row.provider)
-    del hosts, input_sets, reference
-    gc.collect()
-    if device == "cuda":
-        torch.cuda.empty_cache()
     return result
 
 
 def check(
-    case: Case, provider: Provider, input_sets: list[tuple], reference: torch.Tensor, device: str
-) -> tuple[Row, Callable | None, list[tuple]]:
-    """The row without times, the function, and the input sets it is to be timed with: copies where it
-    writes to its inputs."""
-    row = Row(provider.name, provider.kind, OK)
-    try:
-        function = provider.load()
-    except ImportError as error:
-        row.status, row.note = MISSING, describe(error)
-        return row, None, []
-    try:
-        first = clone(input_sets[0])
-        own = first if provider.prepare is None else provider.prepare(first)
-        before = clone(own)
-        output = case.select(provider.result(function(*own)))
-        row.difference = case.difference(output, reference)
-        writes_inputs = not all(map(same, own, before))
-        if provider.prepare is not None:
-            own_sets = [provider.prepare(inputs) for inputs in input_sets]
-        else:
-            own_sets = [clone(inputs) for inputs in input_sets] if writes_inputs else input_sets
-    except Exception as error:
-        row.status, row.note = FAILED, describe(error)
-        ensure_device(device)
-        return row, None, []
+    case: Case,
+    provider: Provider,
+    function: Callable,
+    input_sets: list[tuple],
+    reference: torch.Tensor,
+    row: Row,
+) -> list[tuple]:
+    """Fills in the row, and returns the input sets that the function is to be timed with: copies where
+    it writes to its inputs."""
+    prepare = provider.prepare or (lambda inputs: inputs)
+    own = prepare(clone(input_sets[0]))
+    before = clone(own)
+    compare(case, provider, function(*own), input_sets[0], reference, row)
+    row.writes_inputs = not all(map(same, own, before))
+    if row.writes_inputs:
+        return [prepare(clone(inputs)) for inputs in input_sets]
+    return [prepare(inputs) for inputs in input_sets]
+
+
+def check_replay(
+    case: Case,
+    provider: Provider,
+    timer: timing.GraphTimer | timing.CpuTimer,
+    inputs: tuple,
+    reference: torch.Tensor,
+    row: Row,
+) -> None:
+    """That a graph computes what the call did: launches on a stream of its own would not be in it."""
+    if timer.how != "graph" or row.writes_inputs:
+        return
+    output = timer.outputs[0]
+    output.view(torch.uint8).fill_(0xFF)  # NaN, or white
+    timer.graph.replay()
+    compare(case, provider, output, inputs, reference, row)
+
+
+def compare(
+    case: Case,
+    provider: Provider,
+    output: object,
+    inputs: tuple,
+    reference: torch.Tensor,
+    row: Row,
+) -> None:
+    output = provider.result(output)
+    dtype = inputs[0].dtype
+    if output.dtype != dtype:
+        row.status, row.note = WRONG, f"gives {output.dtype} for {dtype}"
+        return
+    output = case.select(output)
+    if output.shape != reference.shape:
+        row.status = WRONG
+        row.note = f"gives shape {tuple(output.shape)}, not {tuple(reference.shape)}"
+        return
+    row.difference = case.difference(output, reference)
     if not row.difference <= case.tolerance:
         row.status = WRONG
         row.note = f"differs from float64 by {row.difference:.2g}, allowed {case.tolerance:.2g}"
-    return row, function, own_sets
 
 
 def clone(inputs: tuple) -> tuple:
@@ -170,24 +209,22 @@ def same(a: object, b: object) -> bool:
 
 
 def make_timer(
-    function: Callable, input_sets: list[tuple], device: str
+    function: Callable, input_sets: list[tuple], device: str, start: int
 ) -> timing.GraphTimer | timing.CpuTimer:
     if device == "cpu":
-        return timing.CpuTimer(function, input_sets)
-    try:
-        return timing.GraphTimer(function, input_sets)
-    except Exception:
-        ensure_device(device)
-        return timing.EventTimer(function, input_sets)
+        return timing.CpuTimer(function, input_sets, start)
+    return timing.GraphTimer(function, input_sets)
 
 
-def ensure_device(device: str) -> None:
-    """After an error: kernels that failed on the GPU fail every later call too."""
+def ensure_usable(device: str) -> None:
+    """After an error: kernels that failed make every later call fail, and a capture that failed can
+    leave torch's allocator in the middle of it."""
     if device == "cuda":
         try:
             torch.cuda.synchronize()
+            torch.cuda.empty_cache()
         except Exception as error:
-            raise DeviceLost(describe(error)) from error
+            raise DeviceLostError(describe(error)) from error
 
 
 def describe(error: BaseException) -> str:

@@ -5,7 +5,7 @@ that a replay touches several times the L2 cache and no launch waits for the hos
 queued with events between them. `triton.testing.do_bench` was not used: it clears the cache by
 writing to it, and the first kernels then pay for evicting dirty lines.
 
-What is compared is interleaved: every repeat times all functions, in alternating order.
+What is compared is interleaved: every repeat times all functions, each time from another one on.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Timing:
     p20: float
     p80: float
     repeats: tuple[float, ...]  # the median of each
-    how: str  # "graph", "events" or "cpu"
+    how: str  # "graph" or "cpu"
     sets: int  # input sets that the calls rotate over
     samples: int
 
@@ -76,54 +76,39 @@ class GraphTimer:
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
             self.outputs = [function(*inputs) for inputs in input_sets]
-        self._run = self.graph.replay
 
     def sample(self, budget_ms: float) -> list[float]:
-        self._run()
-        per_pass_ms = _event_times(self._run, 1)[0]
+        per_pass_ms = self._pass_times(1)[0]
         count = int(max(5, min(60, budget_ms / max(per_pass_ms, 1e-3))))
-        return [ms * 1e3 / self.sets for ms in _event_times(self._run, count)]
+        return [ms * 1e3 / self.sets for ms in self._pass_times(count)]
 
-
-class EventTimer(GraphTimer):
-    """The same passes, launched one by one: for functions that cannot be captured. Counts the host
-    time of launches where that is the longer one."""
-
-    how = "events"
-
-    def __init__(self, function: Callable, input_sets: Sequence[tuple]):
-        self.sets = len(input_sets)
-
-        def run() -> None:
-            for inputs in input_sets:
-                function(*inputs)
-
-        self._run = run
-
-
-def _event_times(run: Callable[[], None], count: int) -> list[float]:
-    """Milliseconds of each of `count` runs, queued without a wait after one more that gives the host
-    a head start."""
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
-    run()
-    events[0].record()
-    for event in events[1:]:
-        run()
-        event.record()
-    torch.cuda.synchronize()
-    return [before.elapsed_time(after) for before, after in zip(events, events[1:])]
+    def _pass_times(self, count: int) -> list[float]:
+        """Milliseconds of each of `count` replays, queued without a wait after one more that gives
+        the host a head start."""
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+        self.graph.replay()
+        events[0].record()
+        for event in events[1:]:
+            self.graph.replay()
+            event.record()
+        torch.cuda.synchronize()
+        return [before.elapsed_time(after) for before, after in zip(events, events[1:])]
 
 
 class CpuTimer:
+    """Calls one by one. Timers that share input sets start at different ones: the first to read a set
+    would otherwise bring it into the cache for the others."""
+
     how = "cpu"
 
-    def __init__(self, function: Callable, input_sets: Sequence[tuple]):
+    def __init__(self, function: Callable, input_sets: Sequence[tuple], start: int = 0):
         self.sets = len(input_sets)
-        self.function, self.input_sets, self.calls = function, input_sets, 0
+        self.function, self.input_sets, self.next = function, input_sets, start
 
     def sample(self, budget_ms: float) -> list[float]:
-        inputs = self.input_sets[self.calls % self.sets]
-        self.calls += 1
+        """One call, whatever the budget."""
+        inputs = self.input_sets[self.next % self.sets]
+        self.next += 1
         start = time.perf_counter()
         self.function(*inputs)
         return [(time.perf_counter() - start) * 1e6]
@@ -135,12 +120,13 @@ def interleave(
     """`budget_ms` is per timer and slice; a repeat is `slices` rounds over all timers."""
     medians: dict[str, list[float]] = {name: [] for name in timers}
     everything: dict[str, list[float]] = {name: [] for name in timers}
-    for repeat in range(REPEATS):
-        order = list(timers) if repeat % 2 == 0 else list(reversed(timers))
+    order = list(timers)
+    for _ in range(REPEATS):
         samples: dict[str, list[float]] = {name: [] for name in timers}
         for _ in range(slices):
             for name in order:
                 samples[name] += timers[name].sample(budget_ms)
+            order = order[1:] + order[:1]
         for name, values in samples.items():
             medians[name].append(statistics.median(values))
             everything[name] += values
@@ -168,7 +154,7 @@ def percentiles(values: Sequence[float]) -> tuple[float, float]:
 def host_times(functions: Mapping[str, tuple[Callable, tuple]]) -> dict[str, float]:
     """Microseconds the host spends in an eager CUDA call: median of interleaved bursts, each short
     enough for the launch queue to take without waiting for the GPU."""
-    bursts, calls = 15, 100
+    bursts, calls = 30, 50  # the queue holds about a thousand launches
     times: dict[str, list[float]] = {name: [] for name in functions}
     for burst in range(bursts + 1):
         for name, (function, inputs) in functions.items():

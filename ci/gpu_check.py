@@ -23,6 +23,7 @@ from benchmarks import environment, markdown, suites
 from ci import repo
 from ci.plan import PTX_TARGETS
 
+BUILD_TARGETS = ("cpu", "release", *PTX_TARGETS)
 LOGS = repo.ROOT / ".build" / "gpu-check"
 RESULTS = repo.ROOT / "benchmarks" / "results"
 STEPS_FILE, SUMMARY_FILE = "steps.json", "summary.md"
@@ -80,21 +81,22 @@ def call(context: Context, command: list[str], **variables: str) -> tuple[int, s
 
 
 def builds(context: Context) -> str:
-    """The builds that the next steps load; without them, and with nvcc and make, they are made."""
+    """The builds that the next steps load: brought up to date in a checkout, else those of the bundle."""
+    if (repo.ROOT / ".venv").is_dir():
+        targets = [f"--target={target}" for target in BUILD_TARGETS]
+        status, _ = call(context, [sys.executable, "-m", "ci.build", *targets])
+        if status != 0:
+            raise StepFailedError("ci.build failed, see the log")
+        return "up to date"
     missing = [
-        f"build-{kernel}-{target}"
+        f"{kernel} {target}"
         for kernel in kernel_names()
-        for target in ("cpu", "release", *PTX_TARGETS)
+        for target in BUILD_TARGETS
         if not is_built(kernel, target)
     ]
-    if not missing:
-        return "found"
-    if shutil.which("make") is None or not (repo.ROOT / ".venv").is_dir():
-        raise CouldNotRunError(f"not built: {' '.join(missing)}")
-    status, _ = call(context, ["make", *missing])
-    if status != 0:
-        raise StepFailedError("make " + " ".join(missing))
-    return "made"
+    if missing:
+        raise CouldNotRunError(f"not in the bundle: {', '.join(missing)}")
+    return "from the bundle"
 
 
 def is_built(kernel: str, target: str) -> bool:
@@ -104,8 +106,10 @@ def is_built(kernel: str, target: str) -> bool:
     return any((repo.ROOT / "kernels" / kernel / "build").glob(f"*-{backend}*/metadata.json"))
 
 
-def pytest(context: Context, arguments: list[str], prefix: list[str] = (), **variables: str) -> str:
-    """The closing line; raises unless tests ran and none failed."""
+def pytest(
+    context: Context, arguments: list[str], prefix: list[str] = (), **variables: str
+) -> tuple[str, str]:
+    """The closing line and all output; raises unless tests ran and none failed."""
     command = [*prefix, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
     status, output = call(context, command, **variables)
     closing = re.findall(CLOSING_LINE, output, re.M)
@@ -114,12 +118,16 @@ def pytest(context: Context, arguments: list[str], prefix: list[str] = (), **var
         raise StepFailedError(line)
     if " passed" not in line:
         raise CouldNotRunError(line)
-    return line
+    return line, output
+
+
+def test_directories() -> list[str]:
+    return [f"kernels/{name}/tests" for name in kernel_names()]
 
 
 def native_tests(context: Context) -> str:
     need_gpu()
-    return pytest(context, [f"kernels/{name}/tests" for name in kernel_names()])
+    return pytest(context, [*test_directories(), "tests/test_benchmarks.py", "-m", "gpu"])[0]
 
 
 def ptx_tests(target: str) -> Callable[[Context], str]:
@@ -134,8 +142,7 @@ def ptx_tests(target: str) -> Callable[[Context], str]:
                 raise CouldNotRunError(f"{name} is not built for {target}")
             variables[f"{name.upper()}_TEST_BUILD"] = str(ptx_build(target, name))
             variables[f"{name.upper()}_TEST_ARCH"] = arch
-        tests = [f"kernels/{name}/tests" for name in kernel_names()]
-        return pytest(context, [*tests, "-k", "cuda or gpu or arch or vector"], **variables)
+        return pytest(context, [*test_directories(), "-m", "gpu"], **variables)[0]
 
     return step
 
@@ -154,8 +161,8 @@ def sanitizer(tool: str) -> Callable[[Context], str]:
             prefix += ["--kernel-name", f"kns={name}"]
             tests = [f"kernels/{name}/tests", "-m", "sanitizer"]
             # Without torch's cache every tensor is an allocation whose bounds the tool knows.
-            line = pytest(context, tests, prefix, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
-            if not re.search(SANITIZER_SUMMARY[tool], context.log.read_text(errors="replace")):
+            line, output = pytest(context, tests, prefix, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
+            if not re.search(SANITIZER_SUMMARY[tool], output):
                 raise StepFailedError(f"{name}: no summary without errors in the log; {line}")
             lines.append(f"{name}: no errors, {line}")
         return "; ".join(lines)
@@ -168,9 +175,10 @@ def bench(kernel: str) -> Callable[[Context], str]:
         need_gpu()
         command = [sys.executable, "-m", "benchmarks", "run", kernel]
         status, output = call(context, [*command, "--results", str(context.results)])
+        last_line = (output.strip().splitlines() or [""])[-1]
         if status != 0:
-            raise StepFailedError((output.strip().splitlines() or [""])[-1])
-        return f"{kernel}.md"
+            raise StepFailedError(last_line)
+        return last_line
 
     return step
 
@@ -225,7 +233,8 @@ def main(argv: list[str] | None = None) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     record = folder / STEPS_FILE
     # Steps run in several calls for one commit and day make one summary.
-    done = json.loads(record.read_text()) if record.is_file() else {}
+    known = record.is_file() and not where["commit"].endswith("-dirty")
+    done = json.loads(record.read_text()) if known else {}
     console = Console()
     for name in arguments.steps or STEPS:
         console.print(f"{name} ...", highlight=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -30,17 +31,16 @@ def tracked_files(directory: Path) -> set[str] | None:
 
 
 def commit() -> tuple[str, bool] | None:
-    """The commit of this checkout and whether anything but results differs from it. Copies without
-    git have it from the bundle that came with them."""
+    """The commit of this checkout and whether anything but results differs from it; for a copy,
+    WARPSMITH_COMMIT says both, as `make gpu-bundle` wrote them."""
+    name, _, state = os.environ.get("WARPSMITH_COMMIT", "").strip().partition(" ")
+    if name:
+        return name, state != "clean"
+    top = (git(ROOT, "rev-parse", "--show-toplevel") or "").strip()
     head = (git(ROOT, "rev-parse", "HEAD") or "").strip()
-    if head:
-        changes = git(ROOT, "status", "--porcelain", "--", ".", ":!benchmarks/results")
-        return head, bool(changes)
-    bundled = ROOT / ".gpu-bundle" / "builds" / "commit"
-    if not bundled.is_file():
+    if not head or Path(top).resolve() != ROOT:
         return None
-    name, _, state = bundled.read_text().strip().partition(" ")
-    return name, state == "dirty"
+    return head, bool(git(ROOT, "status", "--porcelain", "--", ".", ":!benchmarks/results"))
 
 
 def kernel_revision(directory: Path) -> tuple[str, bool] | None:

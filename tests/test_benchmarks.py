@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -77,11 +78,12 @@ class RecordedTimer:
         return self.values
 
 
-def test_interleave_alternates_the_order_and_takes_medians():
+def test_interleave_begins_with_each_timer_in_turn_and_takes_medians():
     log = []
-    timers = {"a": RecordedTimer("a", log, [1, 2, 9]), "b": RecordedTimer("b", log, [4, 4, 4])}
+    timers = {name: RecordedTimer(name, log, [4, 4, 4]) for name in "abc"}
+    timers["a"].values = [1, 2, 9]
     result = timing.interleave(timers, slices=2)
-    assert log == list("abab" + "baba" + "abab")
+    assert log == list("abcbca" + "cababc" + "bcacab")
     assert result["a"].us == 2 and result["a"].repeats == (2, 2, 2)
     assert (result["a"].p20, result["a"].p80) == (1, 9)
     assert result["b"].samples == 18
@@ -89,10 +91,25 @@ def test_interleave_alternates_the_order_and_takes_medians():
 
 def test_cpu_timer_rotates_its_inputs():
     seen = []
-    timer = timing.CpuTimer(lambda x: seen.append(x), [(1,), (2,), (3,)])
+    timer = timing.CpuTimer(seen.append, [(1,), (2,), (3,)], start=1)
     for _ in range(4):
         assert timer.sample(1.0)[0] >= 0
-    assert seen == [1, 2, 3, 1]
+    assert seen == [2, 3, 1, 2]
+
+
+def test_cpu_timers_of_a_case_begin_at_different_inputs(monkeypatch):
+    starts = []
+    original = timing.CpuTimer
+
+    def recording(function, input_sets, start=0):
+        starts.append(start)
+        return original(function, input_sets, start)
+
+    monkeypatch.setattr(timing, "CpuTimer", recording)
+    others = [Provider(f"other {i}", PEER, ready(lambda x: 2 * x)) for i in range(3)]
+    case = dataclasses.replace(toy_case(*others), sets=(8, 8))
+    run.measure(case, "cpu", lambda step: None)
+    assert starts[1:] == [0, 2, 4, 6]  # after the copy
 
 
 # --- measuring a case ----------------------------------------------------------------------------
@@ -137,14 +154,20 @@ def test_right_providers_are_timed():
 
 
 @pytest.mark.parametrize(
-    "function",
-    [lambda x: 3 * x, lambda x: x * float("nan"), lambda x: x + x + 1e-5],
-    ids=["wrong", "nan", "inexact"],
+    "function, note",
+    [
+        (lambda x: 3 * x, "differs from float64"),
+        (lambda x: x * float("nan"), "differs from float64"),
+        (lambda x: x + x + 1e-5, "differs from float64"),
+        (lambda x: (x + x)[:1], r"gives shape \(1,\), not \(64,\)"),
+        (lambda x: (x + x).sum(), r"gives shape \(\), not \(64,\)"),
+        (lambda x: (x + x).double(), "gives torch.float64 for torch.float32"),
+    ],
 )
-def test_wrong_results_are_not_timed(function):
+def test_wrong_results_are_not_timed(function, note):
     rows = measured(Provider("wrong", PEER, ready(function)))
     assert rows["wrong"].status == WRONG and rows["wrong"].timing is None
-    assert "float64" in rows["wrong"].note
+    assert re.search(note, rows["wrong"].note)
     assert rows["right"].timing is not None
 
 
@@ -167,6 +190,7 @@ def test_providers_that_write_to_their_inputs_spoil_no_others():
     case = dataclasses.replace(toy_case(*providers), make_inputs=make_inputs)
     rows = run.measure(case, "cpu", lambda step: None).rows
     assert [row.status for row in rows] == [OK, OK, OK]
+    assert [row.writes_inputs for row in rows] == [False, True, True]
     assert all(row.timing is not None for row in rows)
     assert len(made) == 2 and all(x.min() >= 1 and x.max() <= 2 for x in made)
 
@@ -180,6 +204,69 @@ def test_prepared_inputs_are_compared_in_the_layout_of_the_reference():
         result=lambda out: out.T.reshape(64),
     )
     assert measured(provider)["transposed"].status == OK
+
+
+# --- on a GPU ------------------------------------------------------------------------------------
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def gpu_case(*providers):
+    size = 1 << 20
+    return Case(
+        group="toy",
+        name="1M",
+        make_inputs=lambda: (torch.rand(size, device="cuda"),),
+        reference=lambda x: 2 * x.double(),
+        tolerance=1e-6,
+        providers=[Provider("right", OURS, ready(lambda x: x + x)), *providers],
+        num_bytes=8 * size,
+        host_time=True,
+    )
+
+
+@needs_gpu
+@pytest.mark.gpu
+def test_graphs_time_what_they_should():
+    cycles = [(1_000_000,)] * 4
+    timers = {
+        "once": timing.GraphTimer(torch.cuda._sleep, cycles),
+        "twice": timing.GraphTimer(lambda n: torch.cuda._sleep(2 * n), cycles),
+    }
+    times = timing.interleave(timers)
+    assert 300 < times["once"].us < 3000
+    assert timing.ratio(times["twice"], times["once"]) == pytest.approx(2, rel=0.05)
+    assert times["once"].p20 <= times["once"].us <= times["once"].p80
+
+
+@needs_gpu
+@pytest.mark.gpu
+def test_a_gpu_case_is_checked_timed_and_compared_with_a_copy():
+    result = run.measure(gpu_case(Provider("in place", PEER, ready(in_place))), "cuda", print)
+    rows = {row.provider: row for row in result.rows}
+    assert rows["right"].status == rows["in place"].status == OK
+    assert rows["in place"].writes_inputs
+    # 8 MiB at 0.1 to 10 TB/s
+    assert 0.8 < rows["right"].timing.us < 100 and rows["right"].timing.how == "graph"
+    assert 0.5 < result.copy.us / rows["right"].timing.us < 2
+    assert result.copy.sets == rows["right"].timing.sets >= 3
+    assert 1 < rows["right"].host_us < 200 and 1 < result.host_reference_us < 200
+
+
+@needs_gpu
+@pytest.mark.gpu
+def test_graphs_that_compute_something_else_are_wrong():
+    calls = []
+
+    def right_when_called_eagerly(x):
+        calls.append(x)
+        return x + x if not torch.cuda.is_current_stream_capturing() else torch.empty_like(x)
+
+    result = run.measure(
+        gpu_case(Provider("absent", PEER, ready(right_when_called_eagerly))), "cuda", print
+    )
+    assert calls and result.rows[1].status == WRONG and result.rows[1].timing is None
+    assert result.rows[0].status == OK
 
 
 # --- suites --------------------------------------------------------------------------------------
@@ -231,9 +318,14 @@ def test_formulas_agree_with_float64(kernel):
         reference = case.reference(*inputs)
         for provider in case.providers:
             if provider.kind in (EAGER, BUILTIN, OURS):
-                row, _, _ = run.check(case, provider, [inputs], reference, "cpu")
-                assert row.status in (OK, MISSING), (case.name, provider.name, row.note)
-                assert row.status == OK or provider.kind == BUILTIN
+                row = Row(provider.name, provider.kind, OK)
+                try:
+                    function = provider.load()
+                except ImportError:
+                    assert provider.kind == BUILTIN
+                    continue
+                run.check(case, provider, function, [inputs], reference, row)
+                assert row.status == OK, (case.name, provider.name, row.note)
 
 
 def test_counted_bytes_are_those_of_the_tensors():
@@ -271,11 +363,16 @@ def result():
         ]
 
     where = {"date": "2026-11-30", "commit": "abc1234", "device": "NVIDIA H200", "python": "3.12.3"}
-    where |= {"driver": "580.1", "cuda": "13.0", "libraries": {"torch": "2.11.0"}}
+    where |= {
+        "driver": "580.1",
+        "cuda": "13.0",
+        "libraries": {"torch": "2.11.0"},
+        "l2_bytes": 7_000_000,
+    }
     cases = [
-        CaseResult("bf16", "win", 4000, None, timed(8, 8, 8), rows(10, 20, 11), 8.0),
-        CaseResult("bf16", "loss", 4000, None, timed(8, 8, 8), rows(10, 20, 9), 8.0),
-        CaseResult("bf16", "broken", 4000, 8e6, timed(8, 8, 8), rows(None, 20, 9)),
+        CaseResult("bf16", "win", 2_000_000, None, timed(8, 8, 8), rows(10, 20, 11), 8.0),
+        CaseResult("bf16", "loss", 4_000_000, None, timed(8, 8, 8), rows(10, 20, 9), 8.0),
+        CaseResult("bf16", "broken", 4_000_000, 8e6, timed(8, 8, 8), rows(None, 20, 9)),
     ]
     return Report("toy", "cuda", where, "_toy_cuda_1", {"bf16 matrix TFLOP/s": 2.0}, cases)
 
@@ -301,12 +398,35 @@ def test_markdown_shows_losses_and_what_is_missing(result):
         for line in markdown.full(result).splitlines()
         if "|" in line
     }
-    assert "| 10.00 [h 7.5] | 9.00 to 11.00 | 80 % | 0.91 | none | liger | 11.00 |" in lines["win"]
+    assert (
+        "| 10.00 [h 7.5] | 9.00 to 11.00 | 80 % | 0.91 | none | liger | 11.00 |"
+        in lines["win (L2)"]
+    )
     assert "| 1.11 | liger | liger | 9.00 |" in lines["loss"]
-    assert "compile 20.00 [h 40.0]; quack: not installed" in lines["win"]
+    assert "compile 20.00 [h 40.0]; quack: not installed" in lines["win (L2)"]
     assert "not measured" in lines["broken"] and "warpsmith: failed" in lines["broken"]
     columns = {line.count("|") for line in lines.values()}
     assert len(columns) == 1
+
+
+def test_readme_part_has_the_numbers(result, tmp_path, monkeypatch):
+    monkeypatch.setattr(readme, "ROOT", tmp_path)
+    result.save(tmp_path / "results" / "toy.json")
+    text = readme.section([tmp_path / "results" / "toy.json"])
+    assert (
+        "| bf16 win (L2) | 10.00 | 200 | 80 % | 20.00 | liger | 11.00 | 0.91 | none | 7.5 | 8.0 |"
+        in text
+    )
+    assert (
+        "| bf16 loss | 10.00 | 400 | 80 % | 20.00 | liger | 9.00 | 1.11 | liger | 7.5 | 8.0 |"
+        in text
+    )
+    assert "broken" not in text and "![toy](results/toy.png)" in text
+    new = readme.replaced(f"before\n{readme.BEGIN}\nold\n{readme.END}\nafter", [])
+    assert new.startswith("before\n" + readme.BEGIN) and new.endswith(readme.END + "\nafter")
+    assert "old" not in new
+    with pytest.raises(ValueError, match="once each"):
+        readme.replaced("no markers", [])
 
 
 def test_plot_is_written(result, tmp_path):
@@ -346,22 +466,14 @@ def test_environment_of_the_cpu_names_cores_and_isa():
 
 def test_readme_and_results_agree():
     text = (ROOT / "README.md").read_text()
-    assert readme.replaced(text) == text, "run `python -m benchmarks readme`"
+    assert readme.replaced(text, readme.published()) == text, "run `python -m benchmarks readme`"
 
 
-def test_a_changed_number_in_the_readme_is_found(capsys, monkeypatch, tmp_path):
+def test_a_changed_number_in_the_readme_is_found():
     text = (ROOT / "README.md").read_text()
-    begin = text.index(readme.BEGIN)
-    digit = (
-        next(
-            i for i in range(begin, len(text)) if text[i : i + 2] == "| " and text[i + 2].isdigit()
-        )
-        + 2
-    )
-    changed = text[:digit] + str((int(text[digit]) + 1) % 10) + text[digit + 1 :]
-    assert readme.replaced(changed) == text
-    with pytest.raises(ValueError, match="once each"):
-        readme.replaced(text.replace(readme.END, ""))
+    number = re.compile(r"\| (\d)").search(text, text.index(readme.BEGIN)).start(1)
+    changed = text[:number] + str((int(text[number]) + 1) % 10) + text[number + 1 :]
+    assert readme.replaced(changed, readme.published()) == text
 
 
 def test_published_results_have_their_tables_and_plots():
@@ -390,12 +502,12 @@ def test_run_writes_results(tmp_path):
     assert status == 0, output
     (folder,) = tmp_path.glob("*/*")
     assert {path.name for path in folder.iterdir()} == {
-        f"attention.{s}" for s in ("json", "md", "png")
+        f"attention-partial.{s}" for s in ("json", "md", "png")
     }
-    result = report.read(folder / "attention.json")
+    result = report.read(folder / "attention-partial.json")
     assert result.build is None and result.ceilings["copy GB/s"] > 0
     assert result.environment["commit"] == environment.commit()
-    assert "SDPA default" in (folder / "attention.md").read_text()
+    assert "SDPA default" in (folder / "attention-partial.md").read_text()
     assert f"results: {folder}" in output
 
 

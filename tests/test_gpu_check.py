@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from ci import gpu_check
+from ci import gpu_check, repo
 
 TESTS = {
     "pass": "def test_a(): pass",
@@ -27,7 +27,8 @@ def run_pytest(context, tmp_path, kind):
 
 
 def test_passing_tests_give_their_closing_line(context, tmp_path):
-    assert run_pytest(context, tmp_path, "pass").startswith("1 passed in ")
+    line, output = run_pytest(context, tmp_path, "pass")
+    assert line.startswith("1 passed in ") and line in output
     assert "pytest" in context.log.read_text()
 
 
@@ -67,6 +68,7 @@ def test_steps_of_several_calls_make_one_summary(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(gpu_check, "LOGS", tmp_path / "logs")
     monkeypatch.setattr(gpu_check, "STEPS", {"a": lambda context: "fine", "b": broken})
+    monkeypatch.setenv("WARPSMITH_COMMIT", "abc1234 clean")
     run = ["--results", str(tmp_path)]
     assert gpu_check.main(["a", *run]) == 1
     assert gpu_check.main(["b", *run]) == 1
@@ -96,8 +98,7 @@ def test_a_sanitizer_that_says_nothing_fails(context, monkeypatch):
 
         def fake_pytest(context, arguments, prefix, text=text, **variables):
             assert "sanitizer" in arguments and variables["PYTORCH_NO_CUDA_MEMORY_CACHING"] == "1"
-            context.log.write_text(text)
-            return "8 passed in 1.00s"
+            return "8 passed in 1.00s", text
 
         monkeypatch.setattr(gpu_check, "pytest", fake_pytest)
         if passes:
@@ -105,3 +106,39 @@ def test_a_sanitizer_that_says_nothing_fails(context, monkeypatch):
         else:
             with pytest.raises(gpu_check.StepFailedError, match="no summary"):
                 gpu_check.sanitizer("memcheck")(context)
+
+
+def test_the_summary_of_an_earlier_kernel_is_no_evidence(context, monkeypatch):
+    outputs = {"a": "ERROR SUMMARY: 0 errors", "b": "nothing"}
+    monkeypatch.setattr(gpu_check, "need_gpu", lambda: None)
+    monkeypatch.setattr(gpu_check, "kernel_names", lambda: list(outputs))
+    monkeypatch.setattr(gpu_check.shutil, "which", lambda name, path=None: "/bin/compute-sanitizer")
+
+    def fake_pytest(context, arguments, prefix, **variables):
+        output = outputs[arguments[0].split("/")[1]]
+        context.log.open("a").write(output)
+        return "8 passed in 1.00s", output
+
+    monkeypatch.setattr(gpu_check, "pytest", fake_pytest)
+    with pytest.raises(gpu_check.StepFailedError, match="b: no summary"):
+        gpu_check.sanitizer("initcheck")(context)
+
+
+def test_steps_of_another_state_of_the_code_are_forgotten(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_check, "LOGS", tmp_path / "logs")
+    monkeypatch.setattr(gpu_check, "STEPS", {"a": lambda context: "", "b": lambda context: ""})
+    for commit, status in (("abc1234 dirty", 1), ("abc1234 clean", 0)):
+        monkeypatch.setenv("WARPSMITH_COMMIT", commit)
+        results = ["--results", str(tmp_path / commit.split()[1])]
+        assert gpu_check.main(["a", *results]) == 1
+        assert gpu_check.main(["b", *results]) == status
+
+
+def test_commit_of_a_copy(monkeypatch):
+    monkeypatch.setenv("WARPSMITH_COMMIT", "0123456789 clean")
+    assert repo.commit() == ("0123456789", False)
+    monkeypatch.setenv("WARPSMITH_COMMIT", "0123456789 dirty")
+    assert repo.commit() == ("0123456789", True)
+    monkeypatch.delenv("WARPSMITH_COMMIT")
+    monkeypatch.setattr(repo, "ROOT", repo.ROOT / "ci")  # inside a repository, but not its top
+    assert repo.commit() is None

@@ -143,7 +143,7 @@ def reference(shape: Shape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -
 def providers(device: str, shape: Shape, scores: int) -> Iterator[Provider]:
     yield Provider("SDPA default", BUILTIN, ready(sdpa(shape, None)))
     if scores <= EAGER_LIMIT:
-        yield Provider("eager", EAGER, ready(eager(shape)))
+        yield Provider("eager", EAGER, eager(shape, device))
     if device == "cpu":
         return
     for name, backend in (
@@ -176,20 +176,27 @@ def sdpa(shape: Shape, backend: SDPBackend | None) -> Callable:
     return attend if backend is None else attend_with_backend
 
 
-def eager(shape: Shape) -> Callable:
-    """As transformers' eager_attention_forward."""
+def eager(shape: Shape, device: str) -> Callable[[], Callable]:
+    """As transformers' eager_attention_forward, which is given the mask."""
     groups = shape.heads // shape.kv_heads
 
-    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        if groups > 1:
-            k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-        scores = torch.matmul(q, k.transpose(-1, -2)) * shape.head_dim**-0.5
+    def load() -> Callable:
+        mask = None
         if shape.causal:
-            mask = torch.full_like(scores[:1, :1], float("-inf")).triu(1)
-            scores = scores + mask
-        return torch.matmul(scores.softmax(-1, dtype=torch.float32).to(q.dtype), v)
+            full = torch.full((shape.queries, shape.keys), float("-inf"), device=device)
+            mask = full.triu(1).to(shape.dtype)
 
-    return attend
+        def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            if groups > 1:
+                k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+            scores = torch.matmul(q, k.transpose(-1, -2)) * shape.head_dim**-0.5
+            if mask is not None:
+                scores = scores + mask
+            return torch.matmul(scores.softmax(-1, dtype=torch.float32).to(q.dtype), v)
+
+        return attend
+
+    return load
 
 
 def flash_attention_4(shape: Shape) -> Callable[[], Callable]:

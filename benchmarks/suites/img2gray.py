@@ -75,10 +75,10 @@ def case(device: str, dtype_name: str, layout: str, batch: int, frame: str) -> C
 
     def reference(image: torch.Tensor) -> torch.Tensor:
         weights = torch.tensor(WEIGHTS, dtype=torch.float64, device=image.device)
-        return torch.tensordot(first_image(image).double(), weights, dims=([channel], [0]))
+        return torch.tensordot(ends(image).double(), weights, dims=([channel], [0]))
 
-    def first_image(image: torch.Tensor) -> torch.Tensor:
-        return image[:1]
+    def ends(images: torch.Tensor) -> torch.Tensor:
+        return images[[0, -1]]
 
     integral = dtype == torch.uint8
     return Case(
@@ -86,15 +86,15 @@ def case(device: str, dtype_name: str, layout: str, batch: int, frame: str) -> C
         name=f"{frame} x{batch}",
         make_inputs=make_inputs,
         reference=reference,
-        select=lambda gray: gray.reshape(batch, height, width)[:1],
+        select=lambda gray: ends(gray.reshape(batch, height, width)),
         difference=largest_difference if integral else relative_error,
         # Truncation takes up to 1 off; where the sum is an integer, rounding errors decide.
-        tolerance=1.0 if integral else {torch.float32: 1e-6, torch.float16: 1e-3}[dtype],
+        tolerance=1.0 + 1e-9 if integral else {torch.float32: 1e-6, torch.float16: 1e-3}[dtype],
         providers=list(providers(device, layout, shape, dtype)),
         num_bytes=4 * batch * height * width * dtype.itemsize,
         host_time=device == "cuda"
         and batch * height * width <= FRAMES["1080p"][0] * FRAMES["1080p"][1],
-        sets=(3, 24) if device == "cuda" else (2, 16),
+        sets=(3, 48) if device == "cuda" else (2, 16),
     )
 
 

@@ -38,27 +38,22 @@ void launch_typed(const TensorInfo& image, const TensorInfo& out, const Options&
     params.num_rows *= nest.sizes[dim];
     bits |= static_cast<uint64_t>(nest.strides[dim][kOut] | nest.strides[dim][kImage]) * sizeof(T);
   }
-  GrayShape shape{layout,
-                  channels,
-                  params.row_length,
-                  params.num_rows,
-                  {1, 1},
-                  static_cast<int>(sizeof(T)),
-                  warpsmith::widest_vector_bytes(bits)};
   for (int k = 0; k < 2; ++k) {
-    const bool used = nest.num_dims > 1 + k;
-    if (used) shape.rows[k] = nest.sizes[1 + k];
     for (int i = 0; i < kNumOperands; ++i) {
-      params.row_strides[k][i] = used ? nest.strides[1 + k][i] : 0;
+      params.row_strides[k][i] = nest.num_dims > 1 + k ? nest.strides[1 + k][i] : 0;
     }
   }
-  params.rows_along_y = static_cast<uint32_t>(shape.rows[0]);
+  params.nested_z = nest.num_dims > 3;
+  const int64_t inner_rows = nest.num_dims > 1 ? nest.sizes[1] : 1;
+  params.rows_along_y = static_cast<uint32_t>(inner_rows);
 
   const int device = image.device_index;
   const int arch = warpsmith::arch_path(device);
   const warpsmith::DeviceInfo& info = warpsmith::device_info(device);
   const GrayConfig config = choose_config(
-      shape, {warpsmith::shared_memory_limit(arch, info.shared_memory), info.multiprocessors});
+      {layout, channels, params.row_length, params.num_rows, inner_rows,
+       static_cast<int>(sizeof(T)), warpsmith::widest_vector_bytes(bits)},
+      {warpsmith::shared_memory_limit(arch, info.shared_memory), info.multiprocessors});
   void* stream = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
   launch_gray(params, config, static_cast<cudaStream_t>(stream));

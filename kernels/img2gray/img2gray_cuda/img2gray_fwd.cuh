@@ -5,8 +5,8 @@
 //   planar   three coalesced vector loads, one vector store per thread
 //   packed   3 channels: warps stage their part in shared memory with coalesced vectors, each
 //   thread
-//            then reads the bytes of its own pixels, 24 or 48 bytes apart from the next thread's:
-//            no bank conflicts
+//            then reads the bytes of its own pixels, for full accesses 24 or 48 bytes apart from
+//            the next thread's: no bank conflicts
 //            4 channels: pixels do not straddle 16 bytes, loads and stores are coalesced as it is
 //   strided  one pixel per thread, channels read where they lie
 // Vectors have the widest power of two that divides every address and stride; the end of a row is
@@ -26,20 +26,21 @@ namespace img2gray {
 using warpsmith::kWarpSize;
 using warpsmith::Vec;
 
+// What tile kernels read comes first, close together: a launch finds its parameters in no cache.
 template <typename T>
 struct GrayParams {
-  // Pixel (0, 0, ..., 0): where it starts, and its red, green and blue.
-  const T* image;
-  const T* channels[3];
+  const T* channels[3];  // red, green and blue of the first pixel
   T* out;
   int64_t row_length;
-  int64_t num_rows;
-  // Tile kernels: rows lie in dims 1 and 2 of the nest, along y and z of the grid.
-  int64_t row_strides[2][kNumOperands];
-  GrayMath<T> math;
+  // Rows of dim 1 of the nest lie along y of the grid, all others along z.
+  uint32_t rows_along_y;
   // Bits of kTwoTo23, unknown to the compiler, so that byte permutes keep them in a register.
   uint32_t two_to_23;
-  uint32_t rows_along_y;
+  int64_t row_strides[2][kNumOperands];
+  GrayMath<T> math;
+  bool nested_z;   // z counts more than dim 2: see the nest
+  const T* image;  // the first pixel
+  int64_t num_rows;
   PixelNest nest;  // dim 0 is the row
 };
 
@@ -224,6 +225,20 @@ __device__ __forceinline__ T gray_packed_pixel(const GrayParams<T>& p, const T* 
   return gray_pixel(p, at[reversed ? 2 : 0], at[1], at[reversed ? 0 : 2]);
 }
 
+// Of position `rest` in the dims from `first_dim` on. Index is 32 bits wide where they suffice,
+// since 64-bit division is a subroutine.
+template <typename Index>
+__device__ __forceinline__ void add_nested_offsets(const PixelNest& nest, int first_dim, Index rest,
+                                                   int64_t (&offsets)[kNumOperands]) {
+#pragma unroll 1
+  for (int dim = first_dim; dim < nest.num_dims; ++dim) {
+    const Index size = static_cast<Index>(nest.sizes[dim]);
+    const int64_t index = rest % size;
+    rest /= size;
+    for (int i = 0; i < kNumOperands; ++i) offsets[i] += index * nest.strides[dim][i];
+  }
+}
+
 // What a block does of a row.
 template <typename T>
 struct Tile {
@@ -240,8 +255,12 @@ __device__ __forceinline__ Tile<T> tile_at(const GrayParams<T>& p, uint32_t row)
   const int64_t left = p.row_length - first;
   int64_t offsets[kNumOperands];
 #pragma unroll
-  for (int i = 0; i < kNumOperands; ++i) {
-    offsets[i] = row * p.row_strides[0][i] + blockIdx.z * p.row_strides[1][i];
+  for (int i = 0; i < kNumOperands; ++i) offsets[i] = row * p.row_strides[0][i];
+  if (p.nested_z) {
+    add_nested_offsets(p.nest, 2, blockIdx.z, offsets);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kNumOperands; ++i) offsets[i] += blockIdx.z * p.row_strides[1][i];
   }
   return {offsets[kImage] + first * kPixelStride, p.out + offsets[kOut] + first,
           static_cast<int>(left < tile_pixels ? left : tile_pixels)};
@@ -366,22 +385,15 @@ __global__ void __launch_bounds__(kBlockThreads, kMinBlocks)
   } while (row < p.rows_along_y);
 }
 
-// Index counts pixels: 32 bits where they suffice, since 64-bit division is a subroutine.
+// Index counts pixels.
 template <typename T, typename Index>
 __global__ void __launch_bounds__(kBlockThreads, kMinBlocks)
     strided_kernel(const __grid_constant__ GrayParams<T> p) {
   const int64_t num_pixels = p.num_rows * p.row_length;
   const int64_t step = int64_t{gridDim.x} * blockDim.x;
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < num_pixels; i += step) {
-    Index rest = static_cast<Index>(i);
     int64_t offsets[kNumOperands] = {0, 0};
-#pragma unroll 1
-    for (int dim = 0; dim < p.nest.num_dims; ++dim) {
-      const Index size = static_cast<Index>(p.nest.sizes[dim]);
-      const int64_t index = rest % size;
-      rest /= size;
-      for (int k = 0; k < kNumOperands; ++k) offsets[k] += index * p.nest.strides[dim][k];
-    }
+    add_nested_offsets(p.nest, 0, static_cast<Index>(i), offsets);
     const int64_t at = offsets[kImage];
     p.out[offsets[kOut]] = gray_pixel(p, p.channels[0][at], p.channels[1][at], p.channels[2][at]);
   }
@@ -404,7 +416,7 @@ struct GrayShape {
   int64_t channels;
   int64_t row_length;
   int64_t num_rows;
-  int64_t rows[2];  // of which in dims 1 and 2
+  int64_t inner_rows;  // of them in dim 1
   int element_bytes;
   int vector_bytes;  // the widest that all addresses and strides allow
 };
@@ -434,14 +446,14 @@ inline GrayConfig choose_config(const GrayShape& shape, const DeviceLimits& limi
   // Rows too short to give every lane a vector are walked pixel by pixel across rows.
   const bool short_rows =
       shape.num_rows > 1 && shape.row_length * shape.element_bytes < kWarpSize * access_bytes;
-  const bool rows_fit = shape.rows[0] * shape.rows[1] == shape.num_rows &&
-                        shape.rows[0] <= INT32_MAX && shape.rows[1] <= warpsmith::kMaxBlocksYZ;
+  const int64_t outer_rows = shape.num_rows / shape.inner_rows;
+  const bool rows_fit = shape.inner_rows <= INT32_MAX && outer_rows <= warpsmith::kMaxBlocksYZ;
   const bool tiled = !short_rows && rows_fit && blocks <= warpsmith::kMaxBlocksX;
   const auto in_tiles = [&](Strategy strategy, int shared_bytes) {
-    return GrayConfig{strategy, access_bytes, shared_bytes,
-                      static_cast<unsigned int>(warps * kWarpSize),
-                      dim3(static_cast<unsigned int>(blocks), warpsmith::row_blocks(shape.rows[0]),
-                           static_cast<unsigned int>(shape.rows[1]))};
+    return GrayConfig{
+        strategy, access_bytes, shared_bytes, static_cast<unsigned int>(warps * kWarpSize),
+        dim3(static_cast<unsigned int>(blocks), warpsmith::row_blocks(shape.inner_rows),
+             static_cast<unsigned int>(outer_rows))};
   };
   const int shared_bytes = warps * staged_bytes(access_bytes);
   if (tiled && shape.layout == RowLayout::kPlanar) return in_tiles(Strategy::kPlanar, 0);

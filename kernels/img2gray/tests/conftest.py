@@ -13,6 +13,13 @@ DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
 BUILD_DIR = Path(os.environ.get("IMG2GRAY_TEST_BUILD", KERNEL_DIR))
 
 
+def pytest_collection_modifyitems(items):
+    """Of tests that run on every device, those on the GPU are GPU tests."""
+    for item in items:
+        if hasattr(item, "callspec") and "cuda" in item.callspec.params.values():
+            item.add_marker("gpu")
+
+
 @pytest.fixture(scope="session")
 def kernel():
     return get_local_kernel(BUILD_DIR)

@@ -282,6 +282,7 @@ def strided_image(draw):
 
 
 @pytest.mark.kernels_ci
+@pytest.mark.gpu
 @settings(max_examples=150, deadline=None)
 @given(
     drawn=strided_image(),

@@ -155,6 +155,7 @@ def test_all_10_one_fake_and_one_kernel_per_device(kernel):
         assert not [line for line in table if line.startswith("Composite")]
 
 
+@pytest.mark.gpu
 def test_all_02_cuda_graph_replays_with_new_input(img2gray):
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU")

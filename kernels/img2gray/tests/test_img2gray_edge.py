@@ -169,6 +169,15 @@ def test_refusals_name_argument_rule_and_value(img2gray, device, arguments, erro
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
+def test_out_must_store_its_values(img2gray, device):
+    negated = torch.empty(1, 4, 4, dtype=torch.complex64, device=device).conj().imag
+    assert negated.is_neg()
+    with pytest.raises(ValueError, match="out: must store its values, got a lazily negated view"):
+        img2gray(torch.rand(3, 4, 4, device=device), out=negated)
+    image = torch.rand(3, 4, 4, dtype=torch.complex64, device=device).conj().imag
+    assert torch.equal(img2gray(image), img2gray(image.resolve_neg()))
+
+
 def test_out_must_not_share_memory_with_image(img2gray, device):
     flat = torch.zeros(8 * 8 * 8, device=device)
     image = flat[: 3 * 64].view(3, 8, 8)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.fx.experimental.proxy_tensor
 from torch.autograd import forward_ad
 
 OPTIONS = [
@@ -159,3 +160,12 @@ def test_a_transform_inside_compile_is_refused_rather_than_wrong(img2gray, devic
     )
     with pytest.raises(Exception, match="img2gray inside torch.func transforms"):
         compiled(image)
+
+
+def test_graphs_of_make_fx_keep_gradients(img2gray):
+    """The graph may be differentiated later, though its example needs no gradient."""
+    graph = torch.fx.experimental.proxy_tensor.make_fx(lambda x: img2gray(x))(torch.rand(3, 4, 4))
+    image = torch.rand(3, 4, 4, requires_grad=True)
+    graph(image).sum().backward()
+    expected = torch.tensor([0.2989, 0.587, 0.114]).view(3, 1, 1).expand(3, 4, 4)
+    assert torch.allclose(image.grad, expected)

@@ -24,6 +24,7 @@ def layouts(dtype):
     packed3 = image_of((3, 41, 701, 3), dtype)
     packed4 = image_of((3, 41, 701, 4), dtype)
     planar = image_of((3, 3, 41, 701), dtype)
+    videos = image_of((2, 3, 41, 301, 3), dtype)
     return [
         (packed3, "HWC", "packed3"),
         (packed3[:, 1:, 1:], "HWC", "packed3"),
@@ -31,6 +32,8 @@ def layouts(dtype):
         (packed4[:, :, 3:], "HWC", "packed4"),
         (planar, "CHW", "planar"),
         (planar[..., 1:], "CHW", "planar"),
+        (videos[:, :2, 4:, 8:], "HWC", "packed3"),  # no two dims of the crop merge
+        (videos.movedim(-1, 2).contiguous()[:, :2, :, 4:, 8:], "CHW", "planar"),
         (planar.transpose(-1, -2), "CHW", "strided"),
         (packed3[..., :5, :], "HWC", "strided"),
     ]
@@ -131,6 +134,7 @@ def test_all_01_current_device_is_not_the_tensors(kernel):
     assert torch.equal(gray.cpu(), kernel.img2gray(image))
 
 
+@pytest.mark.gpu
 def test_all_03_out_on_another_device_is_refused(kernel):
     pairs = [("cpu", "meta")]
     if torch.cuda.is_available():

@@ -9,12 +9,11 @@ constexpr DeviceLimits kH200{227 * 1024, 132}, kT4{64 * 1024, 40};
 
 GrayConfig choose(RowLayout layout, int64_t channels, int64_t row, int64_t rows, int element_bytes,
                   int vector_bytes, DeviceLimits limits = kH200) {
-  return choose_config({layout, channels, row, rows, {rows, 1}, element_bytes, vector_bytes},
-                       limits);
+  return choose_config({layout, channels, row, rows, rows, element_bytes, vector_bytes}, limits);
 }
 
-GrayConfig choose_rows(int64_t num_rows, int64_t inner, int64_t outer) {
-  return choose_config({RowLayout::kPlanar, 3, 4096, num_rows, {inner, outer}, 2, 16}, kH200);
+GrayConfig choose_rows(int64_t inner, int64_t outer) {
+  return choose_config({RowLayout::kPlanar, 3, 4096, inner * outer, inner, 2, 16}, kH200);
 }
 
 }  // namespace
@@ -58,11 +57,11 @@ int main() {
   const GrayConfig wide_rows = choose(RowLayout::kPlanar, 3, 2100, 10, 1, 16);
   EXPECT(wide_rows.threads == 128 && wide_rows.blocks.x == 3 && wide_rows.blocks.y == 10);
 
-  // Rows of a third dim lie along z; further dims, or more than z holds, go pixel by pixel.
-  const GrayConfig crops = choose_rows(480 * 8, 480, 8);
+  // Rows of further dims lie along z; more than z holds go pixel by pixel.
+  const GrayConfig crops = choose_rows(480, 8);
   EXPECT(crops.strategy == Strategy::kPlanar && crops.blocks.y == 480 && crops.blocks.z == 8);
-  EXPECT(choose_rows(480 * 8 * 2, 480, 8).strategy == Strategy::kStrided);
-  EXPECT(choose_rows(2 * 65536, 2, 65536).strategy == Strategy::kStrided);
+  EXPECT(choose_rows(2, 65535).strategy == Strategy::kPlanar);
+  EXPECT(choose_rows(2, 65536).strategy == Strategy::kStrided);
 
   // More rows or blocks than 32 bits count, or too little shared memory: still a launch that works.
   const GrayConfig huge = choose(RowLayout::kPacked, 3, 64, int64_t{1} << 33, 1, 1);

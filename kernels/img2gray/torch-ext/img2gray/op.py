@@ -18,6 +18,7 @@ IMG2GRAY_RAW = getattr(ops.img2gray_raw.default, "_op", ops.img2gray_raw.default
 
 is_compiling = torch.compiler.is_compiling
 is_tracing = torch._C._is_tracing
+count_dispatch_modes = torch._C._len_torch_dispatch_stack  # make_fx is one
 are_transforms_active = torch._C._are_functorch_transforms_active
 
 # The `formula` argument of the ops; the last one takes the weights of the call.
@@ -75,8 +76,8 @@ def img2gray(
     NaN results are the quiet NaN without payload.
 
     Gradients: linear in the image (floating point); reverse and forward mode, any order, and under
-    ``torch.func`` (not with a transform inside ``torch.compile``). ``out`` cannot be combined with
-    any of these.
+    the derivatives and ``vmap`` of ``torch.func`` (not inside ``torch.compile``). ``out`` cannot be
+    combined with any of these.
 
     Errors: ``TypeError`` or ``ValueError`` for a bad keyword, ``RuntimeError`` for a bad tensor,
     before any launch; each names the argument, the rule and the value.
@@ -102,7 +103,7 @@ def img2gray(
             )
         arguments = _with_defaults(arguments)
         op = _LinearFunction.apply
-    elif is_compiling() or is_tracing():
+    elif is_compiling() or is_tracing() or count_dispatch_modes() > 0:
         # A graph that is traced now may be differentiated later.
         return IMG2GRAY(image, *arguments)
     elif image.requires_grad and torch.is_grad_enabled():
@@ -132,6 +133,8 @@ def _write_out(
         raise ValueError("out: is an inference tensor, which only torch.inference_mode() may write")
     if transformed:
         raise ValueError("out: cannot be used with forward-mode AD or torch.func transforms")
+    if not compiling and out.is_neg():
+        raise ValueError("out: must store its values, got a lazily negated view")
     IMG2GRAY_OUT(image, out, *arguments)
     # Autograd must learn of the write, or a graph that saved `out` would use the new values.
     torch.autograd.graph.increment_version(out)
