@@ -15,8 +15,9 @@ END = "<!-- end of performance -->"
 INTRODUCTION = f"""\
 Medians of three interleaved repeats; GPU times from replayed CUDA graphs over rotating inputs, which exceed the L2 cache
 unless a shape says (L2). "Of copy" is relative to a copy of as many bytes in the same run. "Slower than" lists every other
-implementation in the run that ours does not match (ratio above {timing.RATIO_LIMIT} and more than {timing.DIFFERENCE_LIMIT_US} us behind). `make bench KERNEL=<kernel>`, with
-`CPU=1` for the CPU, measures here; [docs/benchmarks.md](docs/benchmarks.md) has the method."""
+implementation in the run that ours does not match: ratio above {timing.RATIO_LIMIT} and more than {timing.DIFFERENCE_LIMIT_US} us behind. Host times are of
+one eager call. `make bench KERNEL=<kernel>`, with `CPU=1` for the CPU, measures here;
+[docs/benchmarks.md](docs/benchmarks.md) has the method."""
 
 
 def published() -> list[Path]:
