@@ -12,6 +12,7 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import warpsmith
+from warpsmith import pins
 
 from . import ceilings, environment, markdown, plot, timing
 from .case import Case, Provider
@@ -65,8 +66,6 @@ def run(kernel: str, device: str, results: Path, only: str | None = None) -> Rep
 
 def build_of(kernel: str) -> str | None:
     """The operator namespace of our kernel, which names the commit it was built from."""
-    from warpsmith import pins
-
     if kernel not in pins.known_kernels():
         return None
     return warpsmith.load(kernel)._ops.ops.name
@@ -100,10 +99,6 @@ def measure(case: Case, device: str, step: Callable[[str], None]) -> CaseResult:
         rows.append(row)
         try:
             function = provider.load()
-        except ImportError as error:
-            row.status, row.note = MISSING, describe(error)
-            continue
-        try:
             own_sets = check(case, provider, function, input_sets, reference, row)
             if row.status == OK:
                 start = index * count // len(case.providers)
@@ -112,6 +107,8 @@ def measure(case: Case, device: str, step: Callable[[str], None]) -> CaseResult:
             if row.status == OK:
                 timers[provider.name] = timer
                 hosts[provider.name] = (function, own_sets[0])
+        except ImportError as error:
+            row.status, row.note = MISSING, describe(error)
         except Exception as error:
             row.status, row.note = FAILED, describe(error)
             ensure_usable(device)
