@@ -97,11 +97,11 @@ class Report:
 
 
 def read(path: Path) -> Report:
-    data = json.loads(path.read_text())
     try:
+        data = json.loads(path.read_text())
         data["cases"] = [_case(case) for case in data["cases"]]
         return Report(**data)
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path}: no results of this program ({error!r})") from error
 
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # ci/gpu_check.sh [--help]: everything that needs a GPU: tests, compute-sanitizer, benchmarks. Results go to
-# benchmarks/results/<gpu>/<date>-<commit>/, logs to .build/gpu-check/; fails if a step failed or could not run.
+# benchmarks/results/<gpu>/<date>-<commit>/, logs to .build/gpu-check/; fails until each step has passed, in
+# this call or an earlier one for the same commit and day.
 #
 # In a checkout it takes .venv and brings the builds up to date; without .venv, with .gpu-bundle/ (make gpu-bundle), it
 # needs python3 and torch alone.

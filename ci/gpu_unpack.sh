@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # ci/gpu_unpack.sh BUNDLE SITE: install what `make gpu-bundle` packed, without network, on a machine with Python 3.12.
-# Takes the parts that BUNDLE has and SITE has not yet; builds go to kernels/<kernel>/build/, for PTX see BUNDLE/builds.
+# Takes the parts that BUNDLE has and SITE has not yet; builds go to kernels/<kernel>/build/ (not beside .venv), for PTX see
+# BUNDLE/builds.
 # Prints the PYTHONPATH that is needed.
 set -euo pipefail
 [ $# = 2 ] || { echo "usage: ci/gpu_unpack.sh BUNDLE SITE" >&2; exit 2; }
@@ -53,7 +54,8 @@ for part in "${todo[@]}"; do
   say "$part"
 done
 
-for variant in "$bundle"/builds/{cpu,release}/*/*/; do
+# A checkout with .venv builds for itself, and would take these, which are stripped, for its own.
+[ -d .venv ] || for variant in "$bundle"/builds/{cpu,release}/*/*/; do
   kernel=$(basename "$(dirname "$variant")")
   out=kernels/$kernel/build/$(basename "$variant")
   rm -rf "$out"

@@ -517,6 +517,8 @@ def test_run_writes_results(tmp_path):
         (["run", "img2gray", "--cpu", "--only", "8K"], "no case of img2gray contains '8K'"),
         (["run", "flux"], "invalid choice: 'flux'"),
         (["diff", "a.json", "b.json"], "No such file"),
+        (["diff", "README.md", "README.md"], "README.md: no results of this program"),
+        (["render", "kernels/img2gray/build.toml"], "build.toml: no results of this program"),
     ],
 )
 def test_command_line_errors(arguments, message, capsys):

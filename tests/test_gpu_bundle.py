@@ -286,6 +286,13 @@ def test_unpacking(checkout, tmp_path):
     assert files == {"v-cpu/toy/__init__.py": "cpu", "v-cu130/toy/__init__.py": "release"}
 
 
+def test_a_checkout_that_builds_keeps_its_own_builds(checkout, tmp_path):
+    (checkout / ".venv").mkdir()
+    assert unpack(checkout, tmp_path).returncode == 0
+    build = checkout / "kernels/toy/build"
+    assert [p.relative_to(build).as_posix() for p in build.rglob("*.py")] == ["v-cpu/stale.py"]
+
+
 def test_parts_are_unpacked_once_and_a_changed_one_anew(checkout, tmp_path):
     first = unpack(checkout, tmp_path)
     again = unpack(checkout, tmp_path)
