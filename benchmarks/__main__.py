@@ -7,6 +7,8 @@ import json
 import sys
 from pathlib import Path
 
+import torch
+
 from . import diff, environment, markdown, readme, report, suites
 from .case import OURS
 
@@ -43,8 +45,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def device_of(arguments: argparse.Namespace) -> str:
-    import torch
-
     if arguments.cpu:
         return "cpu"
     if not torch.cuda.is_available():

@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
 OURS, EAGER, BUILTIN, COMPILE, PEER = "ours", "eager", "built-in", "torch.compile", "peer"
 
 MAX_AUTOTUNE = "max-autotune-no-cudagraphs"
+
+
+def identity(value: object) -> object:
+    return value
+
+
+def relative_error(output: torch.Tensor, reference: torch.Tensor) -> float:
+    """Frobenius norm of the difference over that of the reference; infinite where output is not finite."""
+    output, reference = output.double(), reference.double()
+    if not torch.isfinite(output).all():
+        return float("inf")
+    return ((output - reference).norm() / reference.norm().clamp_min(1e-30)).item()
+
+
+def largest_difference(output: torch.Tensor, reference: torch.Tensor) -> float:
+    return (output.double() - reference.double()).abs().max().item()
 
 
 @dataclass(frozen=True)
@@ -20,8 +36,8 @@ class Provider:
     load: Callable[[], Callable]
     # For functions with inputs or outputs of another layout: applied to input sets before timing,
     # and to an output before it is compared.
-    prepare: Callable[[tuple], tuple] | None = None
-    result: Callable = field(default=lambda output: output)
+    prepare: Callable[[tuple], tuple] = identity
+    result: Callable = identity
 
 
 @dataclass(frozen=True)
@@ -35,23 +51,11 @@ class Case:
     providers: Sequence[Provider]
     num_bytes: int  # every input read once, every output written once
     flops: float | None = None  # given where the matrix rate, not memory, is the ceiling
-    select: Callable = field(default=lambda output: output)
-    difference: Callable[..., float] = field(default=lambda *results: relative_error(*results))
+    select: Callable = identity
+    difference: Callable[..., float] = relative_error
     host_time: bool = False  # of interest where launches take longer than the GPU
     sets: tuple[int, int] = (3, 48)  # input sets: least and most
     budget_ms: float = 20
-
-
-def relative_error(output: torch.Tensor, reference: torch.Tensor) -> float:
-    """Frobenius norm of the difference over that of the reference; infinite where output is not finite."""
-    output, reference = output.double(), reference.double()
-    if not torch.isfinite(output).all():
-        return float("inf")
-    return ((output - reference).norm() / reference.norm().clamp_min(1e-30)).item()
-
-
-def largest_difference(output: torch.Tensor, reference: torch.Tensor) -> float:
-    return (output.double() - reference.double()).abs().max().item()
 
 
 def ready(function: Callable) -> Callable[[], Callable]:

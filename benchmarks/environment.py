@@ -49,7 +49,7 @@ def collect(device: str) -> dict:
             "l2_bytes": properties.L2_cache_size,
             "driver": doctor.driver_version(),
             "cuda": torch.version.cuda,
-            "clocks": clocks(),
+            "limits": limits(str(properties.uuid)),
         }
     else:
         cpu = doctor.cpu_info()
@@ -79,10 +79,11 @@ def l3_size() -> str:
         return "unknown"
 
 
-def clocks() -> dict[str, str]:
-    fields = ("clocks.sm", "clocks.mem", "power.limit")
-    rows = doctor.nvidia_smi(",".join(fields))
-    return dict(zip(fields, rows[torch.cuda.current_device()])) if rows else {}
+def limits(uuid: str) -> dict[str, str]:
+    """MHz and W that the GPU may reach; nvidia-smi lists GPUs that torch does not see."""
+    fields = ("clocks.max.sm", "clocks.max.mem", "power.limit")
+    rows = {row[0]: row[1:] for row in doctor.nvidia_smi(",".join(("uuid", *fields)))}
+    return dict(zip(fields, rows.get(f"GPU-{uuid}", ())))
 
 
 def folder_name(environment: dict) -> str:

@@ -21,11 +21,16 @@ def full(report: Report) -> str:
         ours = ["warpsmith us", "p20 to p80", "of ceiling", "ratio to fastest", "slower than"]
         header = ["shape", "ceiling us", *(ours if with_ours else []), "fastest other", "us"]
         header += ["of ceiling", "others us"]
-        lines += ["", f"## {group}", "", *table(header, [full_row(report, c) for c in cases])]
+        lines += [
+            "",
+            f"## {group}",
+            "",
+            *table(header, [full_row(report, c, with_ours) for c in cases]),
+        ]
     return "\n".join(lines) + "\n"
 
 
-def full_row(report: Report, case: CaseResult) -> list[str]:
+def full_row(report: Report, case: CaseResult, with_ours: bool) -> list[str]:
     ceiling, other, ours = report.ceiling_us(case), case.fastest(), case.ours
     cells = [shape(report, case), f"{ceiling:.2f}"]
     if ours is not None:
@@ -36,7 +41,7 @@ def full_row(report: Report, case: CaseResult) -> list[str]:
             ratio_text(case, other),
             "; ".join(r.provider for r in case.slower_than()) or "none",
         ]
-    elif any(c.ours for c in report.groups()[case.group]):
+    elif with_ours:
         cells += ["not measured", "", "", "", ""]
     if other is None:
         cells += ["", "", ""]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from ci.repo import ROOT
+
 from . import markdown, report, timing
 from .report import CaseResult, Report
 
-ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 BEGIN = "<!-- performance: written by `python -m benchmarks readme`, do not edit -->"
 END = "<!-- end of performance -->"
@@ -29,10 +30,8 @@ def section(paths: list[Path]) -> str:
     parts = [BEGIN, INTRODUCTION]
     for path in paths:
         result = report.read(path)
-        if any(case.ours for case in result.cases):
-            parts.append(kernel_part(result, path.relative_to(ROOT).with_suffix("")))
-        else:
-            parts.append(others_part(result, path.relative_to(ROOT).with_suffix("")))
+        part = kernel_part if any(case.ours for case in result.cases) else others_part
+        parts.append(part(result, path.relative_to(ROOT).with_suffix("")))
     return "\n\n".join([*parts, END])
 
 
@@ -44,7 +43,7 @@ def kernel_part(result: Report, stem: Path) -> str:
         header += ["host us", "relu + empty_like"]
     rows = [kernel_row(result, case, with_host) for case in result.cases if case.ours]
     lines = [
-        f"### {result.kernel}, {device_name(result)}",
+        f"### {result.kernel}, {result.environment['device']}",
         "",
         markdown.environment_line(result.device, result.environment),
         "",
@@ -77,14 +76,10 @@ def kernel_row(result: Report, case: CaseResult, with_host: bool) -> list[str]:
 
 def others_part(result: Report, stem: Path) -> str:
     return (
-        f"### {result.kernel}, {device_name(result)}: other implementations\n\n"
+        f"### {result.kernel}, {result.environment['device']}: other implementations\n\n"
         f"{len(result.cases)} shapes, to be compared with: [{stem.name}.md]({stem}.md), "
         f"[plot]({stem}.png)."
     )
-
-
-def device_name(result: Report) -> str:
-    return result.environment["device"]
 
 
 def replaced(text: str, paths: list[Path]) -> str:

@@ -145,14 +145,13 @@ def check(
 ) -> list[tuple]:
     """Fills in the row, and returns the input sets that the function is to be timed with: copies where
     it writes to its inputs."""
-    prepare = provider.prepare or (lambda inputs: inputs)
-    own = prepare(clone(input_sets[0]))
+    own = provider.prepare(clone(input_sets[0]))
     before = clone(own)
     compare(case, provider, function(*own), input_sets[0], reference, row)
     row.writes_inputs = not all(map(same, own, before))
     if row.writes_inputs:
-        return [prepare(clone(inputs)) for inputs in input_sets]
-    return [prepare(inputs) for inputs in input_sets]
+        return [provider.prepare(clone(inputs)) for inputs in input_sets]
+    return [provider.prepare(inputs) for inputs in input_sets]
 
 
 def check_replay(

@@ -461,6 +461,14 @@ def test_environment_of_the_cpu_names_cores_and_isa():
     assert folder == f"nvidia-a100-sxm4-80gb/{values['date']}-{values['commit']}"
 
 
+def test_limits_are_those_of_the_gpu_that_torch_uses(monkeypatch):
+    rows = [["GPU-a", "1980", "3201", "700.00"], ["GPU-b", "1410", "1593", "400.00"]]
+    monkeypatch.setattr(environment.doctor, "nvidia_smi", lambda fields: rows)
+    expected = {"clocks.max.sm": "1410", "clocks.max.mem": "1593", "power.limit": "400.00"}
+    assert environment.limits("b") == expected
+    assert environment.limits("c") == {}
+
+
 # --- README.md and the command line --------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 
@@ -125,7 +126,7 @@ def providers(device: str, layout: str, shape: tuple, dtype: torch.dtype) -> Ite
 def ours(layout: str) -> Callable[[], Callable]:
     def load() -> Callable:
         img2gray = warpsmith.load("img2gray").img2gray
-        return lambda image: img2gray(image, layout=layout)
+        return functools.partial(img2gray, layout=layout)
 
     return load
 

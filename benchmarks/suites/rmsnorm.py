@@ -17,7 +17,6 @@ from ..case import (
     Provider,
     compiled,
     ready,
-    relative_error,
 )
 from ..models import DIFFUSION, LANGUAGE
 
@@ -75,7 +74,6 @@ def case(
         make_inputs=make_inputs,
         reference=reference,
         select=ends,
-        difference=relative_error,
         tolerance=TOLERANCES[dtype],
         providers=list(providers(device, rows, dtype, weighted)),
         num_bytes=(2 * rows + weighted) * hidden * dtype.itemsize,
