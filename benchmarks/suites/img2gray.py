@@ -23,6 +23,7 @@ from ..case import (
     largest_difference,
     ready,
     relative_error,
+    two_roundings,
 )
 from ..models import FRAMES
 
@@ -90,7 +91,7 @@ def case(device: str, dtype_name: str, layout: str, batch: int, frame: str) -> C
         select=lambda gray: ends(gray.reshape(batch, height, width)),
         difference=largest_difference if integral else relative_error,
         # Truncation takes up to 1 off; where the sum is an integer, rounding errors decide.
-        tolerance=1.0 + 1e-9 if integral else {torch.float32: 1e-6, torch.float16: 1e-3}[dtype],
+        tolerance=1.0 + 1e-9 if integral else two_roundings(dtype),
         providers=list(providers(device, layout, shape, dtype)),
         num_bytes=4 * batch * height * width * dtype.itemsize,
         host_time=device == "cuda"

@@ -17,13 +17,12 @@ from ..case import (
     Provider,
     compiled,
     ready,
+    two_roundings,
 )
 from ..models import DIFFUSION, LANGUAGE
 
 EPS = 1e-6
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-# bfloat16 results land at 1.6e-3 to 3.3e-3, the others at their own rounding.
-TOLERANCES = {torch.bfloat16: 1e-2, torch.float16: 1e-3, torch.float32: 1e-6}
 CHECKED_ROWS = 1024  # at the start and at the end
 
 # Decode of 1 and 16 sequences, prefill of 512 to 65536 tokens.
@@ -74,7 +73,7 @@ def case(
         make_inputs=make_inputs,
         reference=reference,
         select=ends,
-        tolerance=TOLERANCES[dtype],
+        tolerance=two_roundings(dtype),
         providers=list(providers(device, rows, dtype, weighted)),
         num_bytes=(2 * rows + weighted) * hidden * dtype.itemsize,
         host_time=device == "cuda" and rows in (16, 16 * HEAD_ROWS),
