@@ -24,8 +24,8 @@ from rich.table import Table
 
 from ci import artifact, peers_bundle, repo
 from ci.packing import BundleError, collect, extras, read_machine, strip
+from ci.plan import GPU_CHECK_TARGETS
 
-BUILD_TARGETS = ("cpu", "release", "ptx75", "ptx80")
 # Tied to the machine's torch, or large and good in any version: never packed.
 AS_IT_IS = {
     "matplotlib",
@@ -72,40 +72,27 @@ def make_wheels(root: Path, out: Path) -> None:
     collect(test_roots(root), out, machine, installed_versions(), AS_IT_IS)
 
 
-def copy_variant(variant: Path, out: Path) -> None:
-    """Copy a variant with its libraries stripped and its digest brought up to date."""
-    shutil.copytree(variant, out, ignore=shutil.ignore_patterns("__pycache__"))
-    for library in out.glob("*.so"):
+def strip_variant(variant: Path) -> None:
+    """Strip the library of a variant and bring its digest up to date."""
+    for library in variant.glob("*.so"):
         strip(library)
-    metadata = json.loads((out / "metadata.json").read_text())
-    digest = Digest.hash_variant(DigestAlgorithm.SHA256, out)
+    metadata = json.loads((variant / "metadata.json").read_text())
+    digest = Digest.hash_variant(DigestAlgorithm.SHA256, variant)
     metadata["digest"] = {"algorithm": "sha256", "files": digest.files}
-    (out / "metadata.json").write_text(json.dumps(metadata, indent=2) + "\n")
-    if not artifact.is_intact(out):
-        raise BundleError(f"the digest of {out} does not fit it")
+    (variant / "metadata.json").write_text(json.dumps(metadata, indent=2) + "\n")
+    if not artifact.is_intact(variant):
+        raise BundleError(f"the digest of {variant} does not fit it")
 
 
 def make_builds(root: Path, out: Path) -> None:
-    """The local builder's variants, brought up to date first."""
-    command = [sys.executable, "-m", "ci.build", f"--root={root}"]
-    command += [f"--target={target}" for target in BUILD_TARGETS]
+    command = [sys.executable, "-m", "ci.build", f"--root={root}", f"--out={out}"]
+    command += [f"--target={target}" for target in GPU_CHECK_TARGETS]
     if subprocess.run(command, cwd=repo.ROOT).returncode:
         raise BundleError("ci.build failed, see above")
+    for metadata in sorted(out.glob("*/*/*/metadata.json")):
+        strip_variant(metadata.parent)
     if commit := repo.commit():
         (out / "commit").write_text(f"{commit[0]} {'dirty' if commit[1] else 'clean'}\n")
-    for kernel in repo.kernel_dirs(root):
-        for target in BUILD_TARGETS:
-            # `cpu` and `release` share a directory, see ci/build.py.
-            shared = target in ("cpu", "release")
-            directory = kernel / "build" if shared else root / "dist" / target / kernel.name
-            found = 0
-            for variant in sorted(path.parent for path in directory.glob("torch-*/metadata.json")):
-                backend = json.loads((variant / "metadata.json").read_text())["backend"]["type"]
-                if (backend == "cpu") == (target == "cpu"):
-                    copy_variant(variant, out / target / kernel.name / variant.name)
-                    found += 1
-            if found != 1:
-                raise BundleError(f"{directory} holds {found} builds of {kernel.name} {target}")
 
 
 def files_of(directory: Path) -> dict[str, int]:

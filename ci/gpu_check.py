@@ -20,12 +20,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import environment, markdown, suites
+from benchmarks.readme import RESULTS
 from ci import repo
-from ci.plan import PTX_TARGETS
+from ci.plan import GPU_CHECK_TARGETS, PTX_TARGETS
 
-BUILD_TARGETS = ("cpu", "release", *PTX_TARGETS)
 LOGS = repo.ROOT / ".build" / "gpu-check"
-RESULTS = repo.ROOT / "benchmarks" / "results"
 STEPS_FILE, SUMMARY_FILE = "steps.json", "summary.md"
 PASSED, FAILED, COULD_NOT_RUN, NOT_RUN = "passed", "failed", "could not run", "not run"
 # Of pytest, framed or not.
@@ -83,7 +82,7 @@ def call(context: Context, command: list[str], **variables: str) -> tuple[int, s
 def builds(context: Context) -> str:
     """The builds that the next steps load: brought up to date in a checkout, else those of the bundle."""
     if (repo.ROOT / ".venv").is_dir():
-        targets = [f"--target={target}" for target in BUILD_TARGETS]
+        targets = [f"--target={target}" for target in GPU_CHECK_TARGETS]
         status, _ = call(context, [sys.executable, "-m", "ci.build", *targets])
         if status != 0:
             raise StepFailedError("ci.build failed, see the log")
@@ -91,7 +90,7 @@ def builds(context: Context) -> str:
     missing = [
         f"{kernel} {target}"
         for kernel in kernel_names()
-        for target in BUILD_TARGETS
+        for target in GPU_CHECK_TARGETS
         if not is_built(kernel, target)
     ]
     if missing:
@@ -206,15 +205,19 @@ def run_step(name: str, results: Path) -> dict:
     return {"result": result, "seconds": round(time.monotonic() - start), "detail": detail}
 
 
-def summary(where: dict, device: str, done: dict[str, dict]) -> str:
-    rows = [
-        [name, step["result"], str(step["seconds"]), step["detail"].replace("|", "/")]
-        if (step := done.get(name))
-        else [name, NOT_RUN, "", ""]
-        for name in STEPS
-    ]
+HEADER = ["step", "result", "s", ""]
+
+
+def table_rows(done: dict[str, dict]) -> list[list[str]]:
+    not_run = {"result": NOT_RUN, "seconds": "", "detail": ""}
+    steps = {name: done.get(name, not_run) for name in STEPS}
+    return [[name, s["result"], str(s["seconds"]), s["detail"]] for name, s in steps.items()]
+
+
+def summary(where: dict, device: str, rows: list[list[str]]) -> str:
+    cells = [[cell.replace("|", "/") for cell in row] for row in rows]
     lines = [f"# GPU check on {where['device']}", "", markdown.environment_line(device, where), ""]
-    return "\n".join([*lines, *markdown.table(["step", "result", "s", ""], rows)]) + "\n"
+    return "\n".join([*lines, *markdown.table(HEADER, cells)]) + "\n"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -240,14 +243,14 @@ def main(argv: list[str] | None = None) -> int:
         console.print(f"{name} ...", highlight=False)
         done[name] = run_step(name, arguments.results.resolve())
         record.write_text(json.dumps(done, indent=1) + "\n")
-        (folder / SUMMARY_FILE).write_text(summary(where, device, done))
-    table = Table("step", "result", "s", "", box=box.SIMPLE)
-    for name in STEPS:
-        step = done.get(name, {"result": NOT_RUN, "seconds": "", "detail": ""})
-        table.add_row(name, step["result"], str(step["seconds"]), step["detail"])
+        rows = table_rows(done)
+        (folder / SUMMARY_FILE).write_text(summary(where, device, rows))
+    table = Table(*HEADER, box=box.SIMPLE)
+    for row in rows:
+        table.add_row(*row)
     console.print(table)
     print(f"results: {folder}\nlogs: {LOGS}")
-    return 0 if all(done.get(name, {}).get("result") == PASSED for name in STEPS) else 1
+    return 0 if all(result == PASSED for _, result, *_ in rows) else 1
 
 
 if __name__ == "__main__":

@@ -63,6 +63,6 @@ done
   cp -r "$variant." "$out"
 done
 
-path=$site
-for more in "$site/nvidia_cutlass_dsl/dsl_packages"; do [ ! -d "$more" ] || path+=:$more; done
-echo "$path"
+packages=$site/nvidia_cutlass_dsl/dsl_packages
+[ ! -d "$packages" ] || site+=:$packages
+echo "$site"

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -34,6 +35,7 @@ from ci.packing import (
 from ci.toolchain import ToolchainError, find_cuda
 
 FLASHINFER = "flashinfer-python"
+STAMP = "installed.txt"
 REPACKED = {"nvidia-cutlass-dsl-libs-cu13"}
 # Asked for by the peers and left out.
 WITHOUT = {
@@ -105,34 +107,32 @@ def is_used(name: str) -> bool:
     return not name.endswith((".cu", ".md"))
 
 
+def fill_once(directory: Path, pins: list[str], fill: Callable[[Path, list[str]], None]) -> Path:
+    """The directory with these pins in it, filled anew unless they are what is there."""
+    wanted, stamp = "\n".join(pins), directory / STAMP
+    if not stamp.is_file() or stamp.read_text() != wanted:
+        shutil.rmtree(directory, ignore_errors=True)
+        fill(directory, pins)
+        stamp.write_text(wanted)
+    return directory
+
+
 def pip_install(site: Path, pins: list[str]) -> None:
-    """Install into a directory of its own, unless these are what is there."""
-    wanted, stamp = "\n".join(pins), site / "installed.txt"
-    if stamp.is_file() and stamp.read_text() == wanted:
-        return
-    shutil.rmtree(site, ignore_errors=True)
     command = [sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
     command += ["--no-deps", "--no-compile", "--target", str(site), *pins]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
     if done.returncode:
         raise BundleError(f"pip install {' '.join(pins)}: {done.stderr.strip()}")
-    stamp.write_text(wanted)
 
 
-def fetch_headers(work: Path) -> Path:
-    """The include directory of HEADERS, without their libraries, which are hundreds of MB."""
-    headers, wanted = work / "headers", "\n".join(HEADERS)
-    stamp = headers / "installed.txt"
-    if not stamp.is_file() or stamp.read_text() != wanted:
-        shutil.rmtree(headers, ignore_errors=True)
-        with tempfile.TemporaryDirectory(dir=work) as scratch:
-            pip_download(Path(scratch), list(HEADERS))
-            for wheel in Path(scratch).glob("*.whl"):
-                with ZipFile(wheel) as archive:
-                    names = [name for name in archive.namelist() if "/include/" in name]
-                    archive.extractall(headers, names)
-        stamp.write_text(wanted)
-    return headers / "nvidia/cu13/include"
+def extract_headers(directory: Path, pins: list[str]) -> None:
+    """Without the libraries beside them, which are hundreds of MB."""
+    with tempfile.TemporaryDirectory(dir=directory.parent) as scratch:
+        pip_download(Path(scratch), pins)
+        for wheel in Path(scratch).glob("*.whl"):
+            with ZipFile(wheel) as archive:
+                names = [name for name in archive.namelist() if "/include/" in name]
+                archive.extractall(directory, names)
 
 
 def make_toolkit(work: Path) -> dict[str, str]:
@@ -154,10 +154,10 @@ def make_toolkit(work: Path) -> dict[str, str]:
     stub = ["g++", "-shared", "-x", "c", os.devnull, "-Wl,-soname,libcuda.so.1"]
     subprocess.run([*stub, "-o", lib / "libcuda.so.1"], check=True)
     (lib / "libcuda.so").symlink_to("libcuda.so.1")
-
+    headers = fill_once(work / "headers", list(HEADERS), extract_headers) / "nvidia/cu13/include"
     return {
         "CUDA_HOME": str(home),
-        "FLASHINFER_EXTRA_CUDAFLAGS": f"-isystem {fetch_headers(work)}",
+        "FLASHINFER_EXTRA_CUDAFLAGS": f"-isystem {headers}",
         # Ubuntu's linker drops libraries that nothing seems to use, such as the stub.
         "FLASHINFER_EXTRA_LDFLAGS": "-Wl,--no-as-needed -lcuda",
         "LD_LIBRARY_PATH": str(lib),
@@ -179,21 +179,20 @@ def run_here(action: str, path: list[Path], env: dict[str, str]) -> dict[str, st
 def make_b(root: Path, out: Path) -> None:
     a, b = peers(root)
     work = root / ".build/gpu-bundle"
-    flashinfer, needs = work / "flashinfer", work / "needs"
     has = read_machine(root / "ci/gpu_machine.txt")
     has |= {canonicalize_name(r.name): exact_version(r) for r in a}
     collect(b, out, has, {}, WITHOUT)
     for wheel in out.glob("*.whl"):
         if parse_wheel_filename(wheel.name)[0] == FLASHINFER:
             wheel.unlink()  # packed below
-    pip_install(flashinfer, [str(r) for r in b])
+    flashinfer = fill_once(work / "flashinfer", [str(r) for r in b], pip_install)
     tvm_ffi = [str(r) for r in a if canonicalize_name(r.name) == "apache-tvm-ffi"]
-    pip_install(needs, [*tvm_ffi, *BUILD_NEEDS])
+    needs = fill_once(work / "needs", [*tvm_ffi, *BUILD_NEEDS], pip_install)
     env = {**make_toolkit(work), "FLASHINFER_WORKSPACE_BASE": str(work)}
     env["MAX_JOBS"] = str(len(os.sched_getaffinity(0)))
     built = run_here("compile", [flashinfer, needs], env)
 
-    files = [(p, n) for p, n in tree(flashinfer) if is_used(n) and n != "installed.txt"]
+    files = [(p, n) for p, n in tree(flashinfer) if is_used(n) and n != STAMP]
     with tempfile.TemporaryDirectory(dir=work) as scratch:
         for name, library in built.items():
             copy = Path(scratch) / f"{name}.so"

@@ -21,6 +21,7 @@ CAPABILITY_OF = {
 }
 TARGETS = tuple(CAPABILITY_OF)
 PTX_TARGETS = ("ptx75", "ptx80")
+GPU_CHECK_TARGETS = ("cpu", "release", *PTX_TARGETS)
 DEFAULT_TARGETS = ("cpu", "release", "h100", "a100", "t4")
 
 # torch's COMMON_NVCC_FLAGS, and what kernel-builder adds for CUDA sources.

@@ -175,6 +175,20 @@ def test_the_stamp_of_the_peers_follows_their_pins_and_modules(tmp_path, monkeyp
     assert peers_bundle.inputs_a(tmp_path) == a and peers_bundle.inputs_b(tmp_path) != b
 
 
+def test_directories_are_filled_until_their_pins_change(tmp_path):
+    filled = []
+
+    def fill(directory, pins):
+        filled.append(pins)
+        directory.mkdir()
+        (directory / pins[0]).touch()
+
+    for pins in (["a==1"], ["a==1"], ["a==2"]):
+        directory = peers_bundle.fill_once(tmp_path / "site", pins, fill)
+        assert {path.name for path in directory.iterdir()} == {pins[0], peers_bundle.STAMP}
+    assert filled == [["a==1"], ["a==2"]]
+
+
 def test_flashinfer_keeps_what_modules_are_generated_from():
     assert peers_bundle.is_used("flashinfer/prefill.py")
     assert peers_bundle.is_used("flashinfer/data/csrc/batch_decode_customize_config.jinja")
@@ -196,8 +210,10 @@ def sections(library):
 def test_a_stripped_build_loads_and_its_digest_fits(build, tmp_path):
     (library,) = build.glob("*.so")
     assert ".symtab" in sections(library)
-    copy = tmp_path / build.name
-    gpu_bundle.copy_variant(build, copy)
+    copy = shutil.copytree(
+        build, tmp_path / build.name, ignore=shutil.ignore_patterns("__pycache__")
+    )
+    gpu_bundle.strip_variant(copy)
     assert ".symtab" not in sections(copy / library.name)
     assert (copy / library.name).stat().st_size < library.stat().st_size
     assert artifact.load_problems(copy, dirty=True) == []
@@ -213,32 +229,31 @@ def write_variant(directory, backend):
     (directory / "__init__.py").touch()
 
 
-def test_builds_are_sorted_by_target_and_a_missing_one_is_named(tmp_path, monkeypatch):
-    kernel = tmp_path / "kernels/toy"
-    write_variant(kernel / "build/torch-1-cpu", "cpu")
-    write_variant(kernel / "build/torch-1-cu130", "cuda")
-    write_variant(tmp_path / "dist/ptx75/toy/torch-1-cu130", "cuda")
-    (kernel / "build.toml").touch()
-    asked, one, out = [], tmp_path / "one", tmp_path / "two"
-    one.mkdir()
-    out.mkdir()
+def test_builds_are_made_for_every_target_and_stripped(tmp_path, monkeypatch):
+    stripped = []
 
-    def run(command, **options):
-        asked.append(command[2:])
-        return subprocess.CompletedProcess(command, 0)
+    def build(command, **options):
+        assert command[1:3] == ["-m", "ci.build"] and f"--root={ROOT}" in command
+        for target in ("cpu", "release", "ptx75", "ptx80"):
+            assert f"--target={target}" in command
+            write_variant(tmp_path / target / "toy/torch-1", "cpu")
+        return subprocess.CompletedProcess(command, 0 if f"--out={tmp_path}" in command else 1)
 
-    monkeypatch.setattr(gpu_bundle.subprocess, "run", run)
+    monkeypatch.setattr(gpu_bundle.subprocess, "run", build)
+    monkeypatch.setattr(gpu_bundle, "strip_variant", stripped.append)
     monkeypatch.setattr(gpu_bundle.repo, "commit", lambda: ("0" * 40, True))
-    with pytest.raises(BundleError, match="dist/ptx80/toy holds 0 builds of toy ptx80"):
-        gpu_bundle.make_builds(tmp_path, one)
-    write_variant(tmp_path / "dist/ptx80/toy/torch-1-cu130", "cuda")
-    gpu_bundle.make_builds(tmp_path, out)
-    found = {p.parent.relative_to(out).as_posix() for p in out.rglob("metadata.json")}
-    expected = {f"{target}/toy/torch-1-cu130" for target in ("release", "ptx75", "ptx80")}
-    assert found == expected | {"cpu/toy/torch-1-cpu"}
-    assert (out / "commit").read_text() == "0" * 40 + " dirty\n"
-    targets = ["--target=cpu", "--target=release", "--target=ptx75", "--target=ptx80"]
-    assert asked[0] == ["ci.build", f"--root={tmp_path}", *targets]
+    gpu_bundle.make_builds(ROOT, tmp_path)
+    targets = {path.relative_to(tmp_path).parts[0] for path in stripped}
+    assert targets == {"cpu", "release", "ptx75", "ptx80"} and len(stripped) == 4
+    assert (tmp_path / "commit").read_text() == "0" * 40 + " dirty\n"
+
+
+def test_builds_that_fail_are_not_packed(tmp_path, monkeypatch):
+    failed = subprocess.CompletedProcess([], 1)
+    monkeypatch.setattr(gpu_bundle.subprocess, "run", lambda *_, **__: failed)
+    with pytest.raises(BundleError, match="ci.build failed"):
+        gpu_bundle.make_builds(ROOT, tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 # Archives and unpacking
