@@ -3,10 +3,9 @@
 // A row is a run of pixels that out stores side by side. Blocks take tiles of a row, 8 or 16 bytes
 // of out for each thread, and one row after another where the grid has fewer:
 //   planar   three coalesced vector loads, one vector store per thread
-//   packed   3 channels: warps stage their part in shared memory with coalesced vectors, each
-//   thread
-//            then reads the bytes of its own pixels, for full accesses 24 or 48 bytes apart from
-//            the next thread's: no bank conflicts
+//   packed   3 channels: warps stage their part in shared memory with coalesced vectors, and each
+//            thread reads the bytes of its own pixels: full accesses are 24 or 48 bytes apart from
+//            the next thread's, without bank conflicts
 //            4 channels: pixels do not straddle 16 bytes, loads and stores are coalesced as it is
 //   strided  one pixel per thread, channels read where they lie
 // Vectors have the widest power of two that divides every address and stride; the end of a row is
