@@ -15,25 +15,34 @@
 
 namespace warpsmith {
 
-// Uninitialised and contiguous, with the dtype and device of `like`.
-inline Tensor empty_contiguous(const std::vector<int64_t>& sizes, const TensorInfo& like) {
-  const int64_t rank = static_cast<int64_t>(sizes.size());
-  std::vector<int64_t> strides(sizes.size());
-  int64_t stride = 1;
-  for (int64_t dim = rank - 1; dim >= 0; --dim) {
-    strides[dim] = stride;
-    stride *= sizes[dim] > 1 ? sizes[dim] : 1;
-  }
-  int32_t dtype = 0;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.tensor.get(), &dtype));
+// Uninitialised, on the device of `like`.
+inline Tensor empty_strided(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides,
+                            ScalarType dtype, const TensorInfo& like) {
+  namespace stable = torch::stable::detail;
   AtenTensorHandle tensor = nullptr;
   // The C function loses torch's message, and with it the type of an out-of-memory error.
   STD_TORCH_CHECK(
-      aoti_torch_empty_strided(rank, sizes.data(), strides.data(), dtype, like.device_type,
+      aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(),
+                               stable::to<int32_t>(stable::from(dtype)), like.device_type,
                                like.device_index, &tensor) == TORCH_SUCCESS,
-      like.is_cuda() ? "CUDA out of memory. " : "out of memory: ", "cannot allocate ",
-      stride * like.element_size, " bytes for a result of shape ", shape_string(sizes));
+      like.is_cuda() ? "CUDA out of memory. " : "out of memory: ",
+      "cannot allocate a result of shape ", shape_string(sizes), " and dtype ", dtype_name(dtype));
   return Tensor(tensor);
+}
+
+inline std::vector<int64_t> contiguous_strides(const std::vector<int64_t>& sizes) {
+  std::vector<int64_t> strides(sizes.size());
+  int64_t stride = 1;
+  for (size_t dim = sizes.size(); dim-- > 0;) {
+    strides[dim] = stride;
+    stride *= sizes[dim] > 1 ? sizes[dim] : 1;
+  }
+  return strides;
+}
+
+// Contiguous, with the dtype of `like`.
+inline Tensor empty_contiguous(const std::vector<int64_t>& sizes, const TensorInfo& like) {
+  return empty_strided(sizes, contiguous_strides(sizes), like.dtype, like);
 }
 
 }  // namespace warpsmith

@@ -51,6 +51,18 @@ __device__ __forceinline__ uint32_t pack_from_compute(float first, float second)
   return __vmins2(bits, kQuietNaN<T> * 0x10001u);
 }
 
+// The two of a word.
+template <typename T>
+__device__ __forceinline__ float2 unpack_to_compute(uint32_t bits) {
+  if constexpr (std::is_same_v<T, Half>) {
+    return __half22float2(
+        __halves2half2(__ushort_as_half(static_cast<unsigned short>(bits)),
+                       __ushort_as_half(static_cast<unsigned short>(bits >> 16))));
+  } else {
+    return {__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000u)};
+  }
+}
+
 template <typename T>
 __device__ __forceinline__ T from_compute(float value) {
   if constexpr (std::is_same_v<T, float>) {

@@ -1,0 +1,352 @@
+// RMSNorm backward on CUDA: see job.h for the formula.
+//
+//   warp, block   as in the forward, dx and the partial sums of dweight in one pass: as many blocks
+//                 as fit at once walk over the rows, keep sums of their columns in registers, and
+//                 load the next row while they work on this one
+//   looped        any length, alignment, stride and mix of dtypes, and dbias: one kernel reads a
+//   row
+//                 twice for dx, another walks down columns for dweight and dbias
+// A last kernel adds the partial sums, in their order. All orders follow from sizes and the number
+// of multiprocessors.
+#pragma once
+
+#include "rmsnorm_cuda/rmsnorm_fwd.cuh"
+
+namespace rmsnorm {
+
+struct BackwardParams {
+  BackwardJob job;
+  int64_t first_row;
+  RowThreads group;
+  int num_slots;
+  float inverse_hidden;
+  float weight_offset;
+  int64_t row_steps[kRowOperands];  // of rows of one dim, from a row of a block to its next
+};
+
+inline constexpr int kMaxBackwardThreads = 512;  // of a block for a row
+inline constexpr int kBackwardWarpBlockThreads = 256;
+inline constexpr int kBackwardWarps = kBackwardWarpBlockThreads / kWarpSize;
+
+// Threads for a multiprocessor: blocks with one vector each of x, dy and what is loaded ahead need
+// 64 registers for a thread, lanes a few more.
+__host__ __device__ constexpr int backward_resident_threads(int slots, bool block_per_row) {
+  if (slots > 1) return 512;
+  return block_per_row ? 1024 : 768;
+}
+
+template <typename T, int kSlots>
+struct RowGradients {
+  Slot<T> x[kSlots], dy[kSlots];
+  float rstd;
+};
+
+// Adds the sums of the rows that the warps of a block worked on, and those of the lanes in them.
+template <int kSlots, int kSize>
+__device__ __forceinline__ void write_block_sums(
+    const BackwardParams& p, float (&sums)[kSlots][kSize],
+    float (&staged)[kBackwardWarps][kSlots][kWarpSize][kSize]) {
+  const int lanes = 1 << p.group.log2_lanes;
+  const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
+#pragma unroll
+  for (int i = 0; i < kSlots; ++i) {
+#pragma unroll
+    for (int j = 0; j < kSize; ++j) {
+      for (int step = lanes; step < kWarpSize; step *= 2) {
+        sums[i][j] += __shfl_xor_sync(0xffffffffu, sums[i][j], step);
+      }
+      if (lane < lanes) staged[warp][i][lane][j] = sums[i][j];
+    }
+  }
+  __syncthreads();
+  const int hidden = p.num_slots * kSize;
+  float* to = p.job.partials + int64_t{blockIdx.x} * hidden;
+  for (int column = threadIdx.x; column < hidden; column += blockDim.x) {
+    const int slot = column / kSize;
+    float total = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kBackwardWarps; ++i) {
+      total += staged[i][slot >> p.group.log2_lanes][slot & (lanes - 1)][column % kSize];
+    }
+    to[column] = total;
+  }
+}
+
+template <typename T, int kSlots, bool kBlockPerRow>
+__global__ void __launch_bounds__(kBlockPerRow ? kMaxBackwardThreads : kBackwardWarpBlockThreads,
+                                  backward_resident_threads(kSlots, kBlockPerRow) /
+                                      (kBlockPerRow ? kMaxBackwardThreads
+                                                    : kBackwardWarpBlockThreads))
+    registers_backward_kernel(const __grid_constant__ BackwardParams p) {
+  constexpr int kSize = kSlotSize<T>;
+  constexpr bool kFewSlots = kSlots <= 2;  // registers last for weights and the next row too
+  // Two, so that sums of one row may still be read when those of the next are written.
+  __shared__ float4 partial[2][warpsmith::kMaxWarps / 4];
+  const RowThreads group{kBlockPerRow, p.group.log2_lanes};
+  Place place = find_place(group, 0);
+  const int64_t num_rows = p.job.rows.count;
+  const int64_t row_step = int64_t{gridDim.x} * rows_per_block(group);
+  const auto element = [&](int i) { return (place.thread + i * place.threads) * kSize; };
+  const auto has_slot = [&](int i) { return place.thread + i * place.threads < p.num_slots; };
+  using Offsets = int64_t[kRowOperands];
+  const auto load_slots = [&](bool in_range, const void* from, int64_t offset,
+                              Slot<T>(&slots)[kSlots]) {
+    const T* row = static_cast<const T*>(from) + offset;
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) {
+      if (in_range && has_slot(i)) slots[i] = Slot<T>::load_once_from_global(row + element(i));
+    }
+  };
+  const auto load = [&](bool in_range, const Offsets& at, RowGradients<T, kSlots>& to) {
+    to.rstd = in_range ? p.job.rstd[at[BackwardJob::kRstd]] : 0.0f;
+    load_slots(in_range, p.job.x, at[BackwardJob::kX], to.x);
+    load_slots(in_range, p.job.dy, at[BackwardJob::kDy], to.dy);
+  };
+  const auto find_next = [&](int64_t row, const Offsets& at, Offsets& next) {
+    if (p.job.rows.num_dims > 1) return find_row(p.job.rows, row, next);
+#pragma unroll
+    for (int i = 0; i < kRowOperands; ++i) next[i] = at[i] + p.row_steps[i];
+  };
+
+  warpsmith::wait_for_previous_kernel();
+  Offsets at;
+  find_row(p.job.rows, place.row, at);
+  RowGradients<T, kSlots> now, next;
+  load(place.row < num_rows, at, now);
+  const auto load_weights = [&](int i) {
+    Slot<T> slot = filled_slot<T>(kWordOfOnes<T>);
+    if (p.job.weight != nullptr && has_slot(i)) {
+      slot = Slot<T>::load_from_global(static_cast<const T*>(p.job.weight) + element(i));
+    }
+    return slot;
+  };
+  Slot<T> kept_weights[kSlots];
+  const auto weights = [&](int i) { return kFewSlots ? kept_weights[i] : load_weights(i); };
+  float sums[kSlots][kSize];
+#pragma unroll
+  for (int i = 0; i < kSlots; ++i) {
+    if constexpr (kFewSlots) kept_weights[i] = load_weights(i);
+#pragma unroll
+    for (int j = 0; j < kSize; ++j) sums[i][j] = 0.0f;
+  }
+  int parity = 0;
+  // As often for all threads of a block, which wait for each other.
+  for (int64_t row = int64_t{blockIdx.x} * rows_per_block(group); row < num_rows; row += row_step) {
+    const bool in_range = place.row < num_rows;
+    Offsets next_at;
+    find_next(place.row + row_step, at, next_at);
+    const bool next_in_range = place.row + row_step < num_rows;
+    if constexpr (kFewSlots) load(next_in_range, next_at, next);
+    Slot<T> addends[kSlots];
+    if (p.job.dresidual != nullptr) {
+      load_slots(in_range, p.job.dresidual, at[BackwardJob::kDresidual], addends);
+    }
+    __syncwarp();  // or the compiler delays these loads
+    float dot = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) {
+      if (!in_range || !has_slot(i)) continue;
+      float x[kSize], dy[kSize], w[kSize];
+      widen<T>(now.x[i], x);
+      widen<T>(now.dy[i], dy);
+      widen<T>(weights(i), w);
+#pragma unroll
+      for (int j = 0; j < kSize; ++j) {
+        const float n = x[j] * now.rstd;
+        sums[i][j] = fmaf(dy[j], n, sums[i][j]);
+        dot = fmaf(dy[j] * (w[j] + p.weight_offset), n, dot);
+      }
+      forget_widened<T>(now.x[i]);
+      forget_widened<T>(now.dy[i]);
+    }
+    dot = row_sum<kBlockPerRow>(dot, p.group.log2_lanes, partial[parity]);
+    parity ^= 1;
+    const float mean = dot * p.inverse_hidden;
+    T* dx = static_cast<T*>(p.job.dx) + at[BackwardJob::kDx];
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) {
+      if (!in_range || !has_slot(i)) continue;
+      float x[kSize], dy[kSize], w[kSize], result[kSize];
+      widen<T>(now.x[i], x);
+      widen<T>(now.dy[i], dy);
+      widen<T>(weights(i), w);
+#pragma unroll
+      for (int j = 0; j < kSize; ++j) {
+        const float g = dy[j] * (w[j] + p.weight_offset), n = x[j] * now.rstd;
+        result[j] = now.rstd * fmaf(-n, mean, g);
+      }
+      if (p.job.dresidual != nullptr) {
+        float addend[kSize];
+        widen<T>(addends[i], addend);
+#pragma unroll
+        for (int j = 0; j < kSize; ++j) result[j] += addend[j];
+      }
+      narrow<T>(result).store_to_global(dx + element(i));
+    }
+    place.row += row_step;
+#pragma unroll
+    for (int i = 0; i < kRowOperands; ++i) at[i] = next_at[i];
+    if constexpr (kFewSlots) {
+      now = next;
+    } else {
+      load(next_in_range, at, now);
+    }
+  }
+  if (p.job.dweight == nullptr) return;
+  if constexpr (kBlockPerRow) {
+    float* to = p.job.partials + int64_t{blockIdx.x} * p.job.hidden;
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) {
+      if (has_slot(i)) store_elements(to + element(i), sums[i]);
+    }
+  } else {
+    __shared__ float staged[kBackwardWarps][kSlots][kWarpSize][kSize];
+    write_block_sums<kSlots, kSize>(p, sums, staged);
+  }
+}
+
+template <int kCount>
+__global__ void __launch_bounds__(kMaxLoopedThreads)
+    looped_backward_kernel(const __grid_constant__ BackwardParams p) {
+  __shared__ float4 partial[warpsmith::kMaxWarps / 4];
+  const BackwardJob& job = p.job;
+  const Place place = find_place(p.group, p.first_row);
+  const int64_t hidden = place.row < job.rows.count ? job.hidden : 0;
+  int64_t offsets[kRowOperands];
+  find_row(job.rows, place.row, offsets);
+  const auto at = [&](BackwardJob::Operand operand, int64_t column) {
+    return offsets[operand] + column * job.column_strides[operand];
+  };
+  const int64_t step = int64_t{place.threads} * kCount;
+
+  warpsmith::wait_for_previous_kernel();
+  const float rstd = hidden > 0 ? job.rstd[offsets[BackwardJob::kRstd]] : 0.0f;
+  const auto load_row = [&](int64_t column, float (&g)[kCount], float (&n)[kCount]) {
+    load_as(job.dy_dtype, job.dy, at(BackwardJob::kDy, column), g);
+    load_as(job.x_dtype, job.x, at(BackwardJob::kX, column), n);
+    if (job.weight != nullptr) {
+      float w[kCount];
+      load_as(job.weight_dtype, job.weight, column * job.weight_stride, w);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) g[i] *= w[i] + p.weight_offset;
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) n[i] *= rstd;
+  };
+  CompensatedSum sum;
+  for (int64_t column = int64_t{place.thread} * kCount; column < hidden; column += step) {
+    float g[kCount], n[kCount];
+    load_row(column, g, n);
+    float dot = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) dot = fmaf(g[i], n[i], dot);
+    sum.add(dot);
+  }
+  const float dot = p.group.block_per_row ? warpsmith::block_sum(sum.value(), partial)
+                                          : warpsmith::group_sum(sum.value(), p.group.log2_lanes);
+  const float mean = dot * p.inverse_hidden;
+  for (int64_t column = int64_t{place.thread} * kCount; column < hidden; column += step) {
+    float g[kCount], n[kCount];
+    load_row(column, g, n);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) g[i] = rstd * fmaf(-n[i], mean, g[i]);
+    if (job.dresidual != nullptr) {
+      float addend[kCount];
+      load_as(job.x_dtype, job.dresidual, at(BackwardJob::kDresidual, column), addend);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) g[i] += addend[i];
+    }
+    store_as(job.x_dtype, job.dx, at(BackwardJob::kDx, column), g);
+  }
+}
+
+inline constexpr int kSumThreads = 1024;
+
+// Columns of the partial sums, kColumns for a block.
+template <int kColumns>
+__global__ void __launch_bounds__(kSumThreads)
+    sum_partials_kernel(const __grid_constant__ BackwardParams p) {
+  constexpr int kRows = kSumThreads / kColumns;
+  __shared__ float sums[kRows][kColumns + 1];
+  const BackwardJob& job = p.job;
+  const int64_t width =
+      job.dweight != nullptr && job.dbias != nullptr ? 2 * job.hidden : job.hidden;
+  const int64_t column = int64_t{blockIdx.x} * kColumns + threadIdx.x % kColumns;
+  const int row = threadIdx.x / kColumns;
+  warpsmith::wait_for_previous_kernel();
+  float sum = 0.0f;
+  if (column < width) {
+#pragma unroll 8
+    for (int64_t i = row; i < job.num_partials; i += kRows) sum += job.partials[i * width + column];
+  }
+  sums[row][threadIdx.x % kColumns] = sum;
+  for (int half = kRows / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (row < half) {
+      sums[row][threadIdx.x % kColumns] += sums[row + half][threadIdx.x % kColumns];
+    }
+  }
+  if (row > 0 || column >= width) return;
+  const float total[1] = {sums[0][threadIdx.x % kColumns]};
+  void* first = job.dweight != nullptr ? job.dweight : job.dbias;
+  const bool second = column >= job.hidden;
+  store_as(job.weight_dtype, second ? job.dbias : first, second ? column - job.hidden : column,
+           total);
+}
+
+inline constexpr int kColumnThreads = 128;  // of columns_kernel
+
+struct BackwardConfig {
+  Strategy strategy;
+  int slots;
+  RowThreads group;
+  unsigned int threads;
+  int64_t rows_per_block;
+  int64_t partials;  // blocks of warp and block; parts of the rows for columns_kernel
+};
+
+constexpr BackwardConfig choose_backward(const RowsShape& shape, int multiprocessors) {
+  const int64_t slots = shape.hidden * shape.element_bytes / kSlotBytes;
+  const auto persistent = [&](Strategy strategy, int thread_slots, RowThreads group,
+                              unsigned int threads) {
+    const int64_t rows_per_block = group.block_per_row ? 1 : threads >> group.log2_lanes;
+    const int64_t at_once =
+        int64_t{multiprocessors} *
+        (backward_resident_threads(thread_slots, group.block_per_row) / threads);
+    const int64_t wanted = warpsmith::ceil_div(shape.num_rows, rows_per_block);
+    return BackwardConfig{strategy, thread_slots,   group,
+                          threads,  rows_per_block, wanted < at_once ? wanted : at_once};
+  };
+  if (shape.in_slots) {
+    for (int thread_slots : {1, 2}) {
+      if (slots <= thread_slots * kWarpSize) {
+        const RowThreads group{false, log2_ceil(warpsmith::ceil_div(slots, thread_slots))};
+        return persistent(Strategy::kWarp, thread_slots, group, kBackwardWarpBlockThreads);
+      }
+    }
+    for (int thread_slots : {1, 2, 4}) {
+      if (slots <= thread_slots * kMaxBackwardThreads) {
+        return persistent(Strategy::kBlock, thread_slots, {true, 0},
+                          whole_warps(warpsmith::ceil_div(slots, thread_slots)));
+      }
+    }
+  }
+  const int64_t accesses = warpsmith::ceil_div(shape.hidden, shape.access_elements);
+  const RowThreads group = looped_group(accesses);
+  const unsigned int threads = looped_threads(group, accesses);
+  const int64_t column_blocks = warpsmith::ceil_div(shape.hidden, kColumnThreads);
+  const int64_t parts = warpsmith::ceil_div(int64_t{8} * multiprocessors, column_blocks);
+  const int64_t most = warpsmith::ceil_div(shape.num_rows, 8);
+  return {Strategy::kLooped,
+          0,
+          group,
+          threads,
+          group.block_per_row ? 1 : threads >> group.log2_lanes,
+          parts < most ? parts : most};
+}
+
+// Defined in rmsnorm_bwd.cu.
+void launch_backward(const BackwardParams& params, const RowsShape& shape,
+                     const BackwardConfig& config, int arch, cudaStream_t stream);
+
+}  // namespace rmsnorm

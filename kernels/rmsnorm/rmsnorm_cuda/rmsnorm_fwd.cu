@@ -1,0 +1,44 @@
+#include "rmsnorm_cuda/rmsnorm_fwd.cuh"
+
+namespace rmsnorm {
+namespace {
+
+using ForwardKernel = void (*)(ForwardParams);
+
+template <typename T, bool kAdd>
+ForwardKernel registers_kernel_of(const ForwardConfig& config) {
+  if (config.strategy == Strategy::kWarp) return registers_kernel<T, 2, kAdd, false>;
+  return config.slots == 2 ? registers_kernel<T, 2, kAdd, true>
+                           : registers_kernel<T, 4, kAdd, true>;
+}
+
+ForwardKernel kernel_of(ScalarType dtype, const RowsShape& shape, const ForwardConfig& config) {
+  ForwardKernel kernel = nullptr;
+  if (config.strategy == Strategy::kLooped) {
+    with_access(shape.access_elements, [&](auto count) { kernel = looped_kernel<count.value>; });
+    return kernel;
+  }
+  warpsmith::dispatch_dtype<Half, BFloat16, float>(dtype, "x", [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    kernel =
+        shape.add ? registers_kernel_of<T, true>(config) : registers_kernel_of<T, false>(config);
+  });
+  return kernel;
+}
+
+}  // namespace
+
+// Rows that one launch has no blocks for are left to the next.
+void launch_forward(const ForwardParams& params, const RowsShape& shape,
+                    const ForwardConfig& config, int arch, cudaStream_t stream) {
+  const ForwardKernel kernel = kernel_of(params.job.x_dtype, shape, config);
+  const int64_t num_rows = params.job.rows.count;
+  const int64_t most = warpsmith::kMaxBlocksX * config.rows_per_block;
+  ForwardParams part = params;
+  for (; part.first_row < num_rows; part.first_row += most) {
+    const dim3 blocks(warpsmith::grid_blocks(num_rows - part.first_row, config.rows_per_block));
+    warpsmith::launch_dependent(kernel, part, blocks, config.threads, arch, stream);
+  }
+}
+
+}  // namespace rmsnorm
