@@ -1,0 +1,92 @@
+"""Which classes of which libraries the kernels' layers stand in for.
+
+Each row is data for `warpsmith.accelerate`, which also lists what it leaves alone. A row says where
+a layer may fit; whether it does is tried on samples, since classes of one name, or behind one hook
+of transformers, differ in where they round.
+
+All rows here put a layer's forward into modules. A kernel that goes in by another way, say in place
+of a function, adds a dataclass and its rows here and the code for them in acceleration.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+Samples = Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class ForwardSwap:
+    """A kernel's layer for modules whose class is named by one of the patterns.
+
+    Where several rows name a class, the first whose layer computes what the class computes is used.
+    """
+
+    kernel: str
+    layer: str  # a class in the kernel's `layers`
+    classes: tuple[str, ...]  # fnmatch patterns for module and class name
+    samples: Callable[[torch.nn.Module, torch.device], Samples]  # parameters, and an input for them
+    mismatch: str  # said of a module that none of the rows' layers fits
+
+
+def norm_samples(module: torch.nn.Module, device: torch.device) -> Samples:
+    """All pairs of two dtypes, since classes differ in where they round, and rows where eps counts."""
+    generator = torch.Generator().manual_seed(0)
+    weight = getattr(module, "weight", None)
+    shape = getattr(module, "normalized_shape", (64,)) if weight is None else weight.shape
+    rows = max(8, 4096 // max(1, math.prod(shape)))
+    x = torch.randn(rows, *shape, generator=generator, device="cpu")
+    x[::2] *= 2**-10
+    values = {
+        name: torch.randn(parameter.shape, generator=generator, device="cpu")
+        for name, parameter in module.named_parameters(recurse=False)
+    }
+    for weight_dtype, dtype in itertools.product((torch.float32, torch.bfloat16), repeat=2):
+        parameters = {name: value.to(device, weight_dtype) for name, value in values.items()}
+        yield parameters, x.to(device, dtype)
+
+
+def rmsnorm(layer: str, *classes: str) -> ForwardSwap:
+    return ForwardSwap("rmsnorm", layer, classes, norm_samples, "its formula is none of rmsnorm's")
+
+
+# In models of the library, and in those whose code comes with their checkpoint. Classes with the
+# hook "RMSNorm" are among them, as are those of Gemma and others that have none.
+TRANSFORMERS = ("transformers.models.*RMSNorm", "transformers_modules.*RMSNorm")
+
+SWAPS = (
+    rmsnorm("LlamaRMSNorm", *TRANSFORMERS),
+    rmsnorm("GptOssRMSNorm", *TRANSFORMERS),
+    rmsnorm("Qwen3_5RMSNorm", "transformers.models.qwen3_[5n]*RMSNorm"),
+    rmsnorm("GemmaRMSNorm", *TRANSFORMERS),
+    rmsnorm("Gemma3nRMSNorm", *TRANSFORMERS),
+    rmsnorm("Llama4TextRMSNorm", *TRANSFORMERS),
+    rmsnorm("Llama4TextL2Norm", "transformers.models.*.Llama4TextL2Norm", *TRANSFORMERS),
+    rmsnorm(
+        "T5LayerNorm",
+        "transformers.models.*.IdeficsRMSNorm",
+        "transformers.models.*.Kosmos2_5LayerNorm",
+        "transformers.models.*.LongT5LayerNorm",
+        "transformers.models.*.MT5LayerNorm",
+        "transformers.models.*.Pix2StructLayerNorm",
+        "transformers.models.*.Pop2PianoLayerNorm",
+        "transformers.models.*.SwitchTransformersLayerNorm",
+        "transformers.models.*.T5LayerNorm",
+        "transformers.models.*.UdopLayerNorm",
+        "transformers.models.*.UMT5LayerNorm",
+        "diffusers.*.T5LayerNorm",
+    ),
+    rmsnorm("TorchRMSNorm", "torch.nn.modules.normalization.RMSNorm"),
+    rmsnorm("DiffusersRMSNorm", "diffusers.models.normalization.RMSNorm"),
+    rmsnorm(
+        "MochiRMSNorm",
+        "diffusers.models.normalization.MochiRMSNorm",
+        "diffusers.*.Cosmos3NemotronRMSNorm",
+        "diffusers.pipelines.kolors.text_encoder.RMSNorm",
+    ),
+)
