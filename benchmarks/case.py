@@ -52,7 +52,8 @@ class Case:
     group: str  # the table it belongs to
     name: str
     make_inputs: Callable[[], tuple]  # one input set
-    # Results of an input set in float64, or a part of them, which `select` takes of an output.
+    # The result of an input set in float64 (a tensor or a tuple), or a part of it, which `select`
+    # takes of an output.
     reference: Callable
     tolerance: float
     providers: Sequence[Provider]
@@ -61,6 +62,7 @@ class Case:
     select: Callable = identity
     difference: Callable[..., float] = relative_error
     host_time: bool = False  # of interest where launches take longer than the GPU
+    in_readme: bool = True  # README.md leaves out others, unless ours is slower than something
     sets: tuple[int, int] = (3, 48)  # input sets: least and most
     budget_ms: float = 20
 

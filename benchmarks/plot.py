@@ -17,18 +17,19 @@ OTHERS = (COMPILE, PEER, BUILTIN, EAGER)
 
 
 def fractions(report: Report, path: Path) -> None:
-    labels = [f"{case.group}, {case.name}" for case in report.cases]
+    cases = report.shown()
+    labels = [f"{case.group}, {case.name}" for case in cases]
     figure, axes = pyplot.subplots(figsize=(9, 1.6 + 0.28 * len(labels)), layout="constrained")
     for kind in OTHERS:
         points = [
             (100 * report.ceiling_us(case) / row.timing.us, height)
-            for height, case in enumerate(report.cases)
+            for height, case in enumerate(cases)
             for row in case.timed()
             if row.kind == kind
         ]
         if points:
             axes.scatter(*zip(*points), marker=MARKERS[kind], s=26, alpha=0.7, label=kind)
-    ours = [(height, case) for height, case in enumerate(report.cases) if case.ours]
+    ours = [(height, case) for height, case in enumerate(cases) if case.ours]
     for lost, colour, label in (
         (False, "black", "warpsmith"),
         (True, "red", "warpsmith, slower than another"),
@@ -45,7 +46,7 @@ def fractions(report: Report, path: Path) -> None:
     axes.axvline(100, color="grey", linewidth=0.8)
     axes.set_xlim(left=0)
     ceiling = "a copy of the same bytes"
-    if any(case.flops and report.ceiling_us(case) != case.copy.us for case in report.cases):
+    if any(case.flops and report.ceiling_us(case) != case.copy.us for case in cases):
         ceiling += ", or of the bf16 matrix rate"
     axes.set_xlabel(f"% of {ceiling}")
     axes.set_title(f"{report.kernel} on {report.environment['device']}", fontsize=10)

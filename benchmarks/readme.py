@@ -8,6 +8,7 @@ from pathlib import Path
 from ci.repo import ROOT
 
 from . import markdown, report, timing
+from .case import BUILTIN
 from .report import CaseResult, Report
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -17,8 +18,8 @@ INTRODUCTION = f"""\
 Medians of three interleaved repeats; GPU times from replayed CUDA graphs over rotating inputs, which exceed the L2 cache
 unless a shape says (L2). "Of copy" is relative to a copy of as many bytes in the same run. "Slower than" lists every other
 implementation in the run that ours does not match: ratio above {timing.RATIO_LIMIT} and more than {timing.DIFFERENCE_LIMIT_US} us behind. Host times are of
-one eager call. `make bench KERNEL=<kernel>`, with `CPU=1` for the CPU, measures here;
-[docs/benchmarks.md](docs/benchmarks.md) has the method."""
+one eager call: ours, then `relu` plus `empty_like`, then the built-in function. `make bench KERNEL=<kernel>`, with `CPU=1`
+for the CPU, measures here; [docs/benchmarks.md](docs/benchmarks.md) has the method."""
 
 
 def published() -> list[Path]:
@@ -38,10 +39,11 @@ def section(paths: list[Path]) -> str:
 def kernel_part(result: Report, stem: Path) -> str:
     header = ["shape", "us", "GB/s", "of copy", "torch.compile us", "fastest other", "us", "ratio"]
     header += ["slower than"]
-    with_host = any(case.ours and case.ours.host_us for case in result.cases)
-    if with_host:
-        header += ["host us", "relu + empty_like"]
-    rows = [kernel_row(result, case, with_host) for case in result.cases if case.ours]
+    cases = [case for case in result.shown() if case.ours]
+    references = host_references(cases)
+    if references:
+        header += ["host us", *references]
+    rows = [kernel_row(result, case, references) for case in cases]
     lines = [
         f"### {result.kernel}, {result.environment['device']}",
         "",
@@ -49,11 +51,28 @@ def kernel_part(result: Report, stem: Path) -> str:
         "",
     ]
     lines += [*markdown.table(header, rows), ""]
-    lines += [f"All providers: [{stem.name}.md]({stem}.md).", "", f"![{result.kernel}]({stem}.png)"]
+    count = ""
+    if len(rows) < len(result.cases):
+        count = f"{len(rows)} of {len(result.cases)} shapes, none with a loss left out. "
+    lines += [f"{count}All providers: [{stem.name}.md]({stem}.md).", ""]
+    lines += [f"![{result.kernel}]({stem}.png)"]
     return "\n".join(lines)
 
 
-def kernel_row(result: Report, case: CaseResult, with_host: bool) -> list[str]:
+def host_references(cases: list[CaseResult]) -> list[str]:
+    """What host times stand beside: torch's own function, where the kernel has one, too."""
+    if not any(case.ours.host_us for case in cases):
+        return []
+    built_in = {
+        row.provider: None
+        for case in cases
+        for row in case.rows
+        if row.kind == BUILTIN and row.host_us
+    }
+    return ["relu + empty_like", *built_in]
+
+
+def kernel_row(result: Report, case: CaseResult, references: list[str]) -> list[str]:
     ours, other, compiled = case.ours, case.fastest(), case.fastest_compiled
     us = ours.timing.us
     cells = [
@@ -67,10 +86,11 @@ def kernel_row(result: Report, case: CaseResult, with_host: bool) -> list[str]:
     if other is not None:
         cells += [f"{timing.ratio(ours.timing, other.timing):.2f}"]
     cells += ["; ".join(row.provider for row in case.slower_than()) or "none"]
-    if with_host:
-        known = ours.host_us is not None
-        cells += [f"{ours.host_us:.1f}" if known else ""]
-        cells += [f"{case.host_reference_us:.1f}" if known else ""]
+    if references:
+        times = {row.provider: row.host_us for row in case.rows}
+        times["relu + empty_like"] = case.host_reference_us
+        host = [ours.host_us, *map(times.get, references)]
+        cells += ["" if us is None else f"{us:.1f}" for us in host]
     return cells
 
 

@@ -37,6 +37,7 @@ class CaseResult:
     rows: list[Row]
     # Host microseconds of torch.relu and torch.empty_like, one call each, in the same bursts.
     host_reference_us: float | None = None
+    in_readme: bool = True
 
     def timed(self) -> Iterator[Row]:
         return (row for row in self.rows if row.timing is not None)
@@ -82,6 +83,10 @@ class Report:
     def is_in_cache(self, case: CaseResult) -> bool:
         """Whether what the calls rotate over fits the L2 cache: small shapes, whose launches count."""
         return case.copy.sets * case.num_bytes < self.environment.get("l2_bytes", 0)
+
+    def shown(self) -> list[CaseResult]:
+        """What README.md shows: the shapes that its suite chose, and every other loss."""
+        return [case for case in self.cases if case.in_readme or (case.ours and case.slower_than())]
 
     def groups(self) -> dict[str, list[CaseResult]]:
         result: dict[str, list[CaseResult]] = {}

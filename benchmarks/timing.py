@@ -10,10 +10,12 @@ What is compared is interleaved: every repeat times all functions, each time fro
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -57,6 +59,25 @@ def gpu_span() -> int:
     return 5 * torch.cuda.get_device_properties().L2_cache_size
 
 
+@functools.cache
+def capture_stream() -> torch.cuda.Stream:
+    """One for all graphs: autograd computes gradients on the stream of their forward, so what is to be
+    captured without it has to run it there."""
+    return torch.cuda.Stream()
+
+
+@contextlib.contextmanager
+def on_capture_stream(device: torch.device) -> Iterator[None]:
+    if device.type != "cuda":
+        yield
+        return
+    stream = capture_stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream().wait_stream(stream)
+
+
 class GraphTimer:
     """One call per input set, captured once. Outputs live as long as the graph, so that every call
     writes memory of its own."""
@@ -66,15 +87,15 @@ class GraphTimer:
     def __init__(self, function: Callable, input_sets: Sequence[tuple]):
         self.sets = len(input_sets)
         self.input_sets = input_sets  # which the graph reads at every replay
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        with on_capture_stream(torch.device("cuda")):
             for inputs in (input_sets[0], input_sets[-1]):
                 function(*inputs)
-        torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
+        capture = torch.cuda.graph(
+            self.graph, stream=capture_stream(), capture_error_mode="thread_local"
+        )
+        with capture:
             self.outputs = [function(*inputs) for inputs in input_sets]
 
     def sample(self, budget_ms: float) -> list[float]:

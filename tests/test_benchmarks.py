@@ -195,6 +195,46 @@ def test_providers_that_write_to_their_inputs_spoil_no_others():
     assert len(made) == 2 and all(x.min() >= 1 and x.max() <= 2 for x in made)
 
 
+def sum_and_product(x, y):
+    return x + y, x * y
+
+
+def two_results(*providers):
+    case = Case(
+        group="toy",
+        name="two results",
+        make_inputs=lambda: (torch.rand(64) + 1, torch.rand(64) + 1),
+        reference=lambda x, y: sum_and_product(x.double(), y.double()),
+        tolerance=1e-6,
+        providers=[Provider("right", OURS, ready(sum_and_product)), *providers],
+        num_bytes=1024,
+        sets=(2, 2),
+    )
+    return {row.provider: row for row in run.measure(case, "cpu", lambda step: None).rows}
+
+
+@pytest.mark.parametrize(
+    "function, note",
+    [
+        (lambda x, y: (x + y, 1.01 * x * y), "differs from float64"),
+        (lambda x, y: (x * float("nan"), x * y), "differs from float64"),
+        (lambda x, y: (x + y, x * float("nan")), "differs from float64"),
+        (
+            lambda x, y: (x + y, (x * y)[:1]),
+            r"gives shape \(64,\) and \(1,\), not \(64,\) and \(64",
+        ),
+        (lambda x, y: (x + y,), r"gives shape \(64,\), not \(64,\) and \(64,\)"),
+        (lambda x, y: x + y, r"gives shape \(64,\), not \(64,\) and \(64,\)"),
+        (lambda x, y: (x + y, (x * y).double()), "gives torch.float64 for torch.float32"),
+    ],
+)
+def test_every_result_of_several_is_compared(function, note):
+    rows = two_results(Provider("wrong", PEER, ready(function)))
+    assert rows["right"].status == OK and rows["right"].timing is not None
+    assert rows["wrong"].status == WRONG and rows["wrong"].timing is None
+    assert re.search(note, rows["wrong"].note)
+
+
 def test_prepared_inputs_are_compared_in_the_layout_of_the_reference():
     provider = Provider(
         "transposed",
@@ -269,6 +309,40 @@ def test_graphs_that_compute_something_else_are_wrong():
     assert result.rows[0].status == OK
 
 
+@needs_gpu
+@pytest.mark.gpu
+def test_replays_that_write_to_their_inputs_begin_with_fresh_ones():
+    def right_when_called_eagerly(x):
+        return x.mul_(2) if not torch.cuda.is_current_stream_capturing() else x.mul_(3)
+
+    providers = [
+        Provider("in place", PEER, ready(in_place)),
+        Provider("wrong", PEER, ready(right_when_called_eagerly)),
+    ]
+    rows = run.measure(gpu_case(*providers), "cuda", print).rows
+    assert [row.status for row in rows] == [OK, OK, WRONG]
+
+
+@needs_gpu
+@pytest.mark.gpu
+def test_gradients_are_captured_without_their_forward():
+    from benchmarks.suites import rmsnorm
+
+    cases = {
+        build: build("cuda", rmsnorm.LLAMA, 2048)
+        for build in (rmsnorm.backward, rmsnorm.forward_and_backward)
+    }
+    times = {}
+    with torch.no_grad():
+        for build, case in cases.items():
+            chosen = [p for p in case.providers if p.kind in (EAGER, BUILTIN, COMPILE)]
+            result = run.measure(dataclasses.replace(case, providers=chosen), "cuda", print)
+            assert [(row.status, row.note) for row in result.rows] == [(OK, "")] * len(chosen)
+            times[build] = [row.timing.us for row in result.rows]
+    for alone, both in zip(*times.values()):
+        assert alone < both
+
+
 # --- suites --------------------------------------------------------------------------------------
 
 
@@ -333,9 +407,28 @@ def test_counted_bytes_are_those_of_the_tensors():
         for case in cases_of(kernel, "cpu"):
             inputs = case.make_inputs()
             provider = next(p for p in case.providers if p.kind in (EAGER, BUILTIN))
-            output = provider.load()(*inputs)
-            tensors = [*inputs, output]
+            output = provider.load()(*provider.prepare(inputs))
+            tensors = [*inputs, *run.as_tuple(output)]
+            if case.group.endswith("forward and backward"):
+                tensors += inputs[:2]  # x and weight, which both read
             assert case.num_bytes == sum(t.numel() * t.element_size() for t in tensors), case.name
+
+
+def test_norms_of_llama_count_their_passes_and_are_in_the_readme():
+    passes = {
+        "bfloat16, weight": 2,
+        "bfloat16, residual add": 4,
+        "bfloat16, residual add in place": 4,
+        "bfloat16, backward": 3,
+        "bfloat16, forward and backward": 5,
+    }
+    found = {(case.group, case.name): case for case in cases_of("rmsnorm", "cuda")}
+    for group, count in passes.items():
+        case = found[group, "16384 x 4096 (Llama-3.1-8B)"]
+        assert case.num_bytes // (16384 * 4096 * 2) == count
+        assert case.in_readme
+    decode = found["bfloat16, weight", "16 x 4096 (Llama-3.1-8B)"]
+    assert decode.host_time and "F.rms_norm" in {provider.name for provider in decode.providers}
 
 
 def test_models_are_consistent():
@@ -427,6 +520,29 @@ def test_readme_part_has_the_numbers(result, tmp_path, monkeypatch):
     assert "old" not in new
     with pytest.raises(ValueError, match="once each"):
         readme.replaced("no markers", [])
+
+
+def test_readme_names_the_built_in_function_beside_host_times(result, tmp_path, monkeypatch):
+    monkeypatch.setattr(readme, "ROOT", tmp_path)
+    row = Row("F.norm", BUILTIN, OK, "", 0.0, timed(30, 30, 30), 6.5)
+    result.cases[0].rows.append(row)
+    result.save(tmp_path / "toy.json")
+    text = readme.section([tmp_path / "toy.json"])
+    assert "| slower than | host us | relu + empty_like | F.norm |" in text
+    assert "| none | 7.5 | 8.0 | 6.5 |" in text
+    assert "| liger | 7.5 | 8.0 |  |" in text
+
+
+def test_readme_leaves_out_wins_and_no_losses(result, tmp_path, monkeypatch):
+    monkeypatch.setattr(readme, "ROOT", tmp_path)
+    result.cases[0].in_readme = result.cases[1].in_readme = False
+    result.cases[2].rows[0] = result.cases[0].rows[0]
+    assert [case.name for case in result.shown()] == ["loss", "broken"]
+    result.save(tmp_path / "toy.json")
+    text = readme.section([tmp_path / "toy.json"])
+    assert "| bf16 loss | 10.00 |" in text and "bf16 win" not in text
+    assert "2 of 3 shapes, none with a loss left out. All providers: [toy.md]" in text
+    assert "win" in markdown.full(result)
 
 
 def test_plot_is_written(result, tmp_path):
