@@ -323,7 +323,7 @@ class ColumnTiles {
   const float* widened(int64_t column, int n) {
     T narrow[kTile];
     const T* from = fetched<T>(column, n, narrow);
-    for (int i = 0; i < n; i += kWidth) {
+    for (int i = 0; i < padded(n); i += kWidth) {
       Floats value = load(from + i);
       if (columns_.offset != 0.0f) value += columns_.offset;
       write(value, buffer_ + i);

@@ -156,8 +156,8 @@ def assert_within(result, expected, slack, equal_share=None):
     result, expected = result.detach().cpu(), expected.detach().cpu()
     same = (result == expected) | (result.isnan() & expected.isnan())
     if equal_share is not None:
-        # One is always allowed: a share of few elements says nothing.
-        assert (~same).sum() <= max(1, (1 - equal_share) * result.numel()), "too many differ"
+        # Three are always allowed: a share of few elements says nothing.
+        assert (~same).sum() <= max(3, (1 - equal_share) * result.numel()), "too many differ"
     difference = (result.double() - expected.double()).abs()
     far = ~same & ~(difference <= slack)
     assert not far.any(), (

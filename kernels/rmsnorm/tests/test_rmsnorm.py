@@ -80,7 +80,7 @@ def test_error_is_at_most_that_of_the_class(kernel, device, replaced, x_dtype, w
             assert all(a <= 1.1 * b for a, b in zip(error(y, exact), of_the_class))
 
 
-@pytest.mark.parametrize("hidden, rows", [(4096, 64), (16384, 64), (131072, 32)])
+@pytest.mark.parametrize("hidden, rows", [(4096, 256), (16384, 128), (131072, 32)])
 @pytest.mark.parametrize("dtype", DTYPES, ids=name)
 def test_error_of_long_rows_is_at_most_that_of_the_class(kernel, device, hidden, rows, dtype):
     """A float32 weight shows the sums: nothing is rounded to a half type after them."""
@@ -155,7 +155,6 @@ def test_every_mode_is_the_formula(kernel, device, pair, rounding):
         Formula(x, None, 1e-3).check(y)
 
 
-@pytest.mark.sanitizer
 @pytest.mark.parametrize("rounding", ROUNDINGS)
 @pytest.mark.parametrize("pair", PAIRS, ids=pair_name)
 def test_results_follow_from_the_root_bit_for_bit(kernel, device, pair, rounding):

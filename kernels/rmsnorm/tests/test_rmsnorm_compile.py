@@ -187,8 +187,10 @@ def test_eps_and_offset_may_change_between_compiled_calls(kernel, device):
 @pytest.mark.parametrize("pair", PAIRS, ids=pair_name)
 def test_all_08_fakes_have_the_strides_of_the_kernel(kernel, device, pair, rounding):
     def described(*tensors):
+        # Without elements, fakes of torch.empty_like have other strides than torch.empty_like.
         return [
-            (tensor.shape, tensor.stride(), tensor.dtype, tensor.device.type) for tensor in tensors
+            (t.shape, t.stride() if t.numel() > 0 else None, t.dtype, t.device.type)
+            for t in tensors
         ]
 
     for sample in samples().values():

@@ -55,7 +55,7 @@ def check(kernel, device, x, weight=None, eps=1e-6, bias=None, **options):
 
 
 @pytest.mark.parametrize("device_name", ["cuda"])
-def test_rms_01_rows_past_two_to_the_31_elements(kernel, device_name):
+def test_rms_01_rows_past_two_billion_elements(kernel, device_name):
     """The shape that was reported: x (1048641, 4096)."""
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU")
@@ -91,7 +91,7 @@ def test_rms_01_rows_past_two_to_the_31_elements(kernel, device_name):
     ],
     ids=["rows", "columns", "odd_rows"],
 )
-def test_rms_01_strides_past_two_to_the_31_elements(kernel, device, view):
+def test_rms_01_strides_past_two_billion_elements(kernel, device, view):
     """Views whose last elements are over 2^31 away, in a buffer of which few pages are touched."""
     need_memory(device, 7 if device == "cuda" else 1)
     flat = torch.empty((1 << 31) + (1 << 29) + 1024, dtype=torch.float16, device=device)

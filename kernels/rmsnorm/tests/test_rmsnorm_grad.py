@@ -105,7 +105,6 @@ def test_gradients_of_every_dtype_and_mode(kernel, device, pair, rounding):
         check_gradients(kernel, device, x, dy, weight, bias, residual, rounding=rounding, eps=1e-3)
 
 
-@pytest.mark.sanitizer
 @pytest.mark.parametrize("pair", PAIRS, ids=pair_name)
 def test_gradients_of_odd_hidden_sizes(kernel, device, pair):
     x_dtype, weight_dtype = pair

@@ -115,6 +115,26 @@ def test_unknown_forced_path_is_refused(kernel, monkeypatch, variable, device):
 @needs_gpu
 @pytest.mark.gpu
 @pytest.mark.sanitizer
+@pytest.mark.parametrize("arch", ["75", "90"])
+@pytest.mark.parametrize("pair", PAIRS, ids=pair_name)
+def test_rows_of_every_length_class(kernel, monkeypatch, arch, pair):
+    """Few launches, for the sanitizer; what they compute others check."""
+    force_arch(kernel, monkeypatch, arch)
+    rows = list(inputs(*pair))
+    for index, tensors in enumerate(rows[index] for index in (0, 3, 4, 7, 9, 13, 14, 17, 18, 20)):
+        x, weight, bias, residual = (strided_copy(tensor, "cuda") for tensor in tensors)
+        leaves = [tensor.requires_grad_() for tensor in (x, residual, weight)]
+        bias = bias if index % 2 else None
+        y, total = kernel.fused_add_rms_norm(
+            *leaves, 1e-5, bias=bias, rounding=ROUNDINGS[index % 3]
+        )
+        dy, dtotal = (normals(y.shape, t.dtype, seed=4).to("cuda") for t in (y, total))
+        gradients = torch.autograd.grad([y, total], leaves, [dy, dtotal])
+        assert all(tensor.isfinite().all() for tensor in (y, total, *gradients))
+
+
+@needs_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("pair", PAIRS, ids=pair_name)
 def test_all_17_all_18_forced_arch_paths(kernel, monkeypatch, arch, pair):

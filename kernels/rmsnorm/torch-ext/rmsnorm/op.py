@@ -82,9 +82,18 @@ def rms_norm(
             x, weight, eps, bias=bias, weight_offset=weight_offset, rounding=rounding
         )
     try:
-        if needs_gradient(x, weight, bias) or is_graph_for_later():
+        if is_grad_enabled() and (
+            x.requires_grad
+            or (weight is not None and weight.requires_grad)
+            or (bias is not None and bias.requires_grad)
+        ):
             return RMS_NORM_TRAIN(x, *arguments)[0]
-        return (RMS_NORM if is_compiling() else RMS_NORM_EAGER)(x, *arguments)
+        if is_compiling():  # which guards on what requires a gradient
+            return RMS_NORM(x, *arguments)
+        if is_tracing() or count_dispatch_modes() > 0:
+            # A graph that is traced now may be differentiated later.
+            return RMS_NORM_TRAIN(x, *arguments)[0]
+        return RMS_NORM_EAGER(x, *arguments)
     except (RuntimeError, TypeError, AttributeError) as error:
         raise _explained(error, x=x, weight=weight, bias=bias) from None
 
@@ -115,13 +124,18 @@ def fused_add_rms_norm(
             x, residual, weight, eps, bias=bias, weight_offset=weight_offset, rounding=rounding
         )
     try:
-        if (
-            needs_gradient(x, weight, bias)
-            or (is_grad_enabled() and residual.requires_grad)
-            or is_graph_for_later()
+        if is_grad_enabled() and (
+            x.requires_grad
+            or residual.requires_grad
+            or (weight is not None and weight.requires_grad)
+            or (bias is not None and bias.requires_grad)
         ):
             return FUSED_ADD_TRAIN(x, residual, *arguments)[:2]
-        return (FUSED_ADD if is_compiling() else FUSED_ADD_EAGER)(x, residual, *arguments)
+        if is_compiling():
+            return FUSED_ADD(x, residual, *arguments)
+        if is_tracing() or count_dispatch_modes() > 0:
+            return FUSED_ADD_TRAIN(x, residual, *arguments)[:2]
+        return FUSED_ADD_EAGER(x, residual, *arguments)
     except (RuntimeError, TypeError, AttributeError) as error:
         raise _explained(error, x=x, residual=residual, weight=weight, bias=bias) from None
 
@@ -195,20 +209,6 @@ def _checked_offset(weight_offset) -> float:
     if not -FLOAT32_MAX <= number <= FLOAT32_MAX:
         raise ValueError(f"weight_offset: must be finite in float32, got {weight_offset!r}")
     return number
-
-
-def needs_gradient(x, weight, bias) -> bool:
-    return is_grad_enabled() and (
-        x.requires_grad
-        or (weight is not None and weight.requires_grad)
-        or (bias is not None and bias.requires_grad)
-    )
-
-
-def is_graph_for_later() -> bool:
-    """Whether a graph is traced that may be differentiated later. torch.compile guards on what
-    requires a gradient, so it is not one."""
-    return not is_compiling() and (is_tracing() or count_dispatch_modes() > 0)
 
 
 def _write_out(x: torch.Tensor, arguments: tuple, out: torch.Tensor) -> torch.Tensor:
