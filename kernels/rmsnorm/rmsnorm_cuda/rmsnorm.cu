@@ -109,7 +109,11 @@ void report(const Config& config, const RowsShape& shape, int arch) {
                 looped && bytes < kSlotBytes ? bytes : kSlotBytes);
 }
 
-float offset_or_negative_zero(float offset) { return offset == 0.0f ? -0.0f : offset; }
+// -0 where nothing is to be added: to a weight, or to the ones that stand for none.
+template <typename Job>
+float added_to_weight(const Job& job) {
+  return job.weight == nullptr || job.weight_offset == 0.0f ? -0.0f : job.weight_offset;
+}
 
 BackwardConfig config_of(const RowsShape& shape, int device) {
   return choose_backward(shape, warpsmith::device_info(device).multiprocessors);
@@ -129,7 +133,7 @@ void forward_cuda(const ForwardJob& job, int device) {
                              static_cast<int>(job.hidden * shape.element_bytes / kSlotBytes),
                              job.weight != nullptr && job.rounding != Rounding::kOnce,
                              1.0f / static_cast<float>(job.hidden),
-                             offset_or_negative_zero(job.weight_offset)};
+                             added_to_weight(job)};
   launch_forward(params, shape, config, launch.arch, launch.stream);
   report(config, shape, launch.arch);
 }
@@ -149,7 +153,7 @@ void backward_cuda(const BackwardJob& job, int device) {
                         config.group,
                         static_cast<int>(job.hidden * shape.element_bytes / kSlotBytes),
                         1.0f / static_cast<float>(job.hidden),
-                        offset_or_negative_zero(job.weight_offset),
+                        added_to_weight(job),
                         {}};
   for (int i = 0; i < kRowOperands; ++i) {
     params.row_steps[i] = config.partials * config.rows_per_block * job.rows.strides[0][i];

