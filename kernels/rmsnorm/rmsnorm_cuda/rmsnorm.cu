@@ -64,11 +64,14 @@ RowsShape shape_of(const ForwardJob& job) {
   access.add(job.weight, job.weight_dtype, job.weight_stride);
   access.add(job.bias, job.weight_dtype, job.bias_stride);
   const bool one_dtype = job.y_dtype == job.x_dtype && job.weight_dtype == job.x_dtype;
+  // Rounded values are multiplied in the dtype of the weight, which may not hold it with an offset.
+  const bool rounded_offset = job.rounding != Rounding::kOnce && job.weight_offset != 0.0f;
+  const bool plain = one_dtype && job.bias == nullptr && !rounded_offset;
   return {job.rows.count,
           job.hidden,
           element_bytes(job.x_dtype),
           job.residual != nullptr,
-          one_dtype && job.bias == nullptr && fits_slots(job.x_dtype, access.most()),
+          plain && fits_slots(job.x_dtype, access.most()),
           access.most()};
 }
 
@@ -125,13 +128,13 @@ void forward_cuda(const ForwardJob& job, int device) {
   const warpsmith::DeviceGuard guard(device);
   const Launch launch(device);
   const RowsShape shape = shape_of(job);
-  const ForwardConfig config =
-      choose_forward(shape, warpsmith::device_info(device).multiprocessors);
+  const ForwardConfig config = choose_forward(shape);
   const ForwardParams params{job,
+                             0,
                              0,
                              config.group,
                              static_cast<int>(job.hidden * shape.element_bytes / kSlotBytes),
-                             job.weight != nullptr && job.rounding != Rounding::kOnce,
+                             job.rounding != Rounding::kOnce,
                              1.0f / static_cast<float>(job.hidden),
                              added_to_weight(job)};
   launch_forward(params, shape, config, launch.arch, launch.stream);
@@ -149,6 +152,7 @@ void backward_cuda(const BackwardJob& job, int device) {
   const RowsShape shape = shape_of(job);
   const BackwardConfig config = config_of(shape, device);
   BackwardParams params{job,
+                        0,
                         0,
                         config.group,
                         static_cast<int>(job.hidden * shape.element_bytes / kSlotBytes),

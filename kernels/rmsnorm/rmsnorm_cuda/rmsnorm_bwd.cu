@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(kColumnThreads)
   CompensatedSum dweight, dbias;
   for (int64_t row = begin; row < end; ++row) {
     int64_t offsets[kRowOperands];
-    find_row(job.rows, row, offsets);
+    find_row(job.rows, 0, row, offsets);
     float dy[1], x[1];
     load_as(job.dy_dtype, job.dy,
             offsets[BackwardJob::kDy] + column * job.column_strides[BackwardJob::kDy], dy);
@@ -69,13 +69,13 @@ void launch_backward(const BackwardParams& params, const RowsShape& shape,
     warpsmith::launch_dependent(any_kernel, part, blocks, threads, arch, stream);
   };
   if (config.strategy == Strategy::kLooped) {
-    const int64_t most = warpsmith::kMaxBlocksX * config.rows_per_block;
     BackwardParams part = params;
-    for (; part.first_row < job.rows.count; part.first_row += most) {
-      const int64_t left = job.rows.count - part.first_row;
-      launch(kernel, part, dim3(warpsmith::grid_blocks(left, config.rows_per_block)),
-             config.threads);
-    }
+    for_each_launch(job.rows.count, config.rows_per_block,
+                    [&](int64_t first_row, int64_t num_rows, dim3 blocks) {
+                      part.first_row = first_row;
+                      part.num_rows = num_rows;
+                      launch(kernel, part, blocks, config.threads);
+                    });
     if (sums) {
       const dim3 blocks(warpsmith::grid_blocks(job.hidden, kColumnThreads),
                         static_cast<unsigned int>(config.partials));

@@ -16,7 +16,7 @@ namespace rmsnorm {
 
 struct BackwardParams {
   BackwardJob job;
-  int64_t first_row;
+  int64_t first_row, num_rows;  // of this launch, for looped_backward_kernel
   RowThreads group;
   int num_slots;
   float inverse_hidden;
@@ -34,6 +34,31 @@ __host__ __device__ constexpr int backward_resident_threads(int slots, bool bloc
   if (slots > 1) return 512;
   return block_per_row ? 1024 : 768;
 }
+
+// Where a thread's part of a row begins: what is read of one row, and written or added of another.
+template <typename T>
+struct RowPointers {
+  const T* x;
+  const T* dy;
+  const float* rstd;
+  T* dx;
+  const T* dresidual;
+
+  __device__ __forceinline__ void find_read(const BackwardJob& job, int64_t row, int column) {
+    int64_t offsets[kRowOperands];
+    find_row(job.rows, 0, row, offsets);
+    x = static_cast<const T*>(job.x) + offsets[BackwardJob::kX] + column;
+    dy = static_cast<const T*>(job.dy) + offsets[BackwardJob::kDy] + column;
+    rstd = job.rstd + offsets[BackwardJob::kRstd];
+  }
+
+  __device__ __forceinline__ void find_written(const BackwardJob& job, int64_t row, int column) {
+    int64_t offsets[kRowOperands];
+    find_row(job.rows, 0, row, offsets);
+    dx = static_cast<T*>(job.dx) + offsets[BackwardJob::kDx] + column;
+    dresidual = static_cast<const T*>(job.dresidual) + offsets[BackwardJob::kDresidual] + column;
+  }
+};
 
 template <typename T, int kSlots>
 struct RowGradients {
@@ -82,119 +107,125 @@ __global__ void __launch_bounds__(kBlockPerRow ? kMaxBackwardThreads : kBackward
   constexpr bool kFewSlots = kSlots <= 2;  // registers last for weights and the next row too
   // Two, so that sums of one row may still be read when those of the next are written.
   __shared__ float4 partial[2][warpsmith::kMaxWarps / 4];
+  const BackwardJob& job = p.job;
   const RowThreads group{kBlockPerRow, p.group.log2_lanes};
-  Place place = find_place(group, 0);
-  const int64_t num_rows = p.job.rows.count;
+  const Place place = find_place(group);
+  const int64_t num_rows = job.rows.count;
   const int64_t row_step = int64_t{gridDim.x} * rows_per_block(group);
-  const auto element = [&](int i) { return (place.thread + i * place.threads) * kSize; };
-  const auto has_slot = [&](int i) { return place.thread + i * place.threads < p.num_slots; };
-  using Offsets = int64_t[kRowOperands];
-  const auto load_slots = [&](bool in_range, const void* from, int64_t offset,
-                              Slot<T>(&slots)[kSlots]) {
-    const T* row = static_cast<const T*>(from) + offset;
+  const auto element = [&](int i) { return i * place.threads * kSize; };
+  const auto has_slot = [&](int i) {
+    return i < kSlots - 1 || place.thread + i * place.threads < p.num_slots;
+  };
+  const auto load_slots = [&](bool in_range, const T* row, Slot<T>(&slots)[kSlots]) {
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
       if (in_range && has_slot(i)) slots[i] = Slot<T>::load_once_from_global(row + element(i));
     }
   };
-  const auto load = [&](bool in_range, const Offsets& at, RowGradients<T, kSlots>& to) {
-    to.rstd = in_range ? p.job.rstd[at[BackwardJob::kRstd]] : 0.0f;
-    load_slots(in_range, p.job.x, at[BackwardJob::kX], to.x);
-    load_slots(in_range, p.job.dy, at[BackwardJob::kDy], to.dy);
+  RowPointers<T> at;
+  const auto load = [&](bool in_range, RowGradients<T, kSlots>& to) {
+    if (in_range) to.rstd = *at.rstd;
+    load_slots(in_range, at.x, to.x);
+    load_slots(in_range, at.dy, to.dy);
   };
-  const auto find_next = [&](int64_t row, const Offsets& at, Offsets& next) {
-    if (p.job.rows.num_dims > 1) return find_row(p.job.rows, row, next);
+  const auto load_weights = [&](int i, float (&w)[kSize]) {
+    Slot<T> slot = filled_slot<T>(kWordOfOnes<T>);
+    if (job.weight != nullptr && has_slot(i)) {
+      slot = Slot<T>::load_from_global(static_cast<const T*>(job.weight) + place.thread * kSize +
+                                       element(i));
+    }
+    widen<T>(slot, w);
 #pragma unroll
-    for (int i = 0; i < kRowOperands; ++i) next[i] = at[i] + p.row_steps[i];
+    for (int j = 0; j < kSize; ++j) w[j] += p.weight_offset;
   };
 
   warpsmith::wait_for_previous_kernel();
-  Offsets at;
-  find_row(p.job.rows, place.row, at);
+  const int column = place.thread * kSize;
+  at.find_read(job, place.row, column);
+  at.find_written(job, place.row, column);
   RowGradients<T, kSlots> now, next;
-  load(place.row < num_rows, at, now);
-  const auto load_weights = [&](int i) {
-    Slot<T> slot = filled_slot<T>(kWordOfOnes<T>);
-    if (p.job.weight != nullptr && has_slot(i)) {
-      slot = Slot<T>::load_from_global(static_cast<const T*>(p.job.weight) + element(i));
-    }
-    return slot;
-  };
-  Slot<T> kept_weights[kSlots];
-  const auto weights = [&](int i) { return kFewSlots ? kept_weights[i] : load_weights(i); };
-  float sums[kSlots][kSize];
+  load(place.row < num_rows, now);
+  float weights[kFewSlots ? kSlots : 1][kSize], sums[kSlots][kSize];
 #pragma unroll
   for (int i = 0; i < kSlots; ++i) {
-    if constexpr (kFewSlots) kept_weights[i] = load_weights(i);
+    if constexpr (kFewSlots) load_weights(i, weights[i]);
 #pragma unroll
     for (int j = 0; j < kSize; ++j) sums[i][j] = 0.0f;
   }
+  const bool nested = job.rows.num_dims > 1;
   int parity = 0;
   // As often for all threads of a block, which wait for each other.
-  for (int64_t row = int64_t{blockIdx.x} * rows_per_block(group); row < num_rows; row += row_step) {
-    const bool in_range = place.row < num_rows;
-    Offsets next_at;
-    find_next(place.row + row_step, at, next_at);
-    const bool next_in_range = place.row + row_step < num_rows;
-    if constexpr (kFewSlots) load(next_in_range, next_at, next);
-    Slot<T> addends[kSlots];
-    if (p.job.dresidual != nullptr) {
-      load_slots(in_range, p.job.dresidual, at[BackwardJob::kDresidual], addends);
+  for (int64_t first = int64_t{blockIdx.x} * rows_per_block(group), row = place.row;
+       first < num_rows; first += row_step, row += row_step) {
+    const bool in_range = row < num_rows, next_in_range = row + row_step < num_rows;
+    if (nested) {
+      at.find_read(job, row + row_step, column);
+      at.find_written(job, row, column);
+    } else {
+      at.x += p.row_steps[BackwardJob::kX];
+      at.dy += p.row_steps[BackwardJob::kDy];
+      at.rstd += p.row_steps[BackwardJob::kRstd];
     }
-    __syncwarp();  // or the compiler delays these loads
+    if constexpr (kFewSlots) load(next_in_range, next);
+    Slot<T> addends[kSlots];
+    if (job.dresidual != nullptr) load_slots(in_range, at.dresidual, addends);
+    end_of_loads(p.num_slots < 0);
     float dot = 0.0f;
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
       if (!in_range || !has_slot(i)) continue;
-      float x[kSize], dy[kSize], w[kSize];
+      float x[kSize], dy[kSize], reloaded[kSize];
       widen<T>(now.x[i], x);
       widen<T>(now.dy[i], dy);
-      widen<T>(weights(i), w);
+      if constexpr (!kFewSlots) load_weights(i, reloaded);
+      const auto& w = kFewSlots ? weights[i] : reloaded;
 #pragma unroll
       for (int j = 0; j < kSize; ++j) {
         const float n = x[j] * now.rstd;
         sums[i][j] = fmaf(dy[j], n, sums[i][j]);
-        dot = fmaf(dy[j] * (w[j] + p.weight_offset), n, dot);
+        dot = fmaf(dy[j] * w[j], n, dot);
       }
-      forget_widened<T>(now.x[i]);
-      forget_widened<T>(now.dy[i]);
+      if constexpr (!kFewSlots) {
+        forget_widened<T>(now.x[i]);
+        forget_widened<T>(now.dy[i]);
+      }
     }
     dot = row_sum<kBlockPerRow>(dot, p.group.log2_lanes, partial[parity]);
     parity ^= 1;
     const float mean = dot * p.inverse_hidden;
-    T* dx = static_cast<T*>(p.job.dx) + at[BackwardJob::kDx];
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
       if (!in_range || !has_slot(i)) continue;
-      float x[kSize], dy[kSize], w[kSize], result[kSize];
+      float x[kSize], dy[kSize], reloaded[kSize], result[kSize];
       widen<T>(now.x[i], x);
       widen<T>(now.dy[i], dy);
-      widen<T>(weights(i), w);
+      if constexpr (!kFewSlots) load_weights(i, reloaded);
+      const auto& w = kFewSlots ? weights[i] : reloaded;
 #pragma unroll
       for (int j = 0; j < kSize; ++j) {
-        const float g = dy[j] * (w[j] + p.weight_offset), n = x[j] * now.rstd;
-        result[j] = now.rstd * fmaf(-n, mean, g);
+        result[j] = now.rstd * fmaf(-(x[j] * now.rstd), mean, dy[j] * w[j]);
       }
-      if (p.job.dresidual != nullptr) {
+      if (job.dresidual != nullptr) {
         float addend[kSize];
         widen<T>(addends[i], addend);
 #pragma unroll
         for (int j = 0; j < kSize; ++j) result[j] += addend[j];
       }
-      narrow<T>(result).store_to_global(dx + element(i));
+      narrow<T>(result).store_to_global(at.dx + element(i));
     }
-    place.row += row_step;
-#pragma unroll
-    for (int i = 0; i < kRowOperands; ++i) at[i] = next_at[i];
+    if (!nested) {
+      at.dx += p.row_steps[BackwardJob::kDx];
+      at.dresidual += p.row_steps[BackwardJob::kDresidual];
+    }
     if constexpr (kFewSlots) {
       now = next;
     } else {
-      load(next_in_range, at, now);
+      load(next_in_range, now);
     }
   }
-  if (p.job.dweight == nullptr) return;
+  if (job.dweight == nullptr) return;
   if constexpr (kBlockPerRow) {
-    float* to = p.job.partials + int64_t{blockIdx.x} * p.job.hidden;
+    float* to = job.partials + int64_t{blockIdx.x} * job.hidden + place.thread * kSize;
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
       if (has_slot(i)) store_elements(to + element(i), sums[i]);
@@ -210,10 +241,10 @@ __global__ void __launch_bounds__(kMaxLoopedThreads)
     looped_backward_kernel(const __grid_constant__ BackwardParams p) {
   __shared__ float4 partial[warpsmith::kMaxWarps / 4];
   const BackwardJob& job = p.job;
-  const Place place = find_place(p.group, p.first_row);
-  const int64_t hidden = place.row < job.rows.count ? job.hidden : 0;
+  const Place place = find_place(p.group);
+  const int64_t hidden = place.row < p.num_rows ? job.hidden : 0;
   int64_t offsets[kRowOperands];
-  find_row(job.rows, place.row, offsets);
+  find_row(job.rows, p.first_row, place.row, offsets);
   const auto at = [&](BackwardJob::Operand operand, int64_t column) {
     return offsets[operand] + column * job.column_strides[operand];
   };

@@ -28,17 +28,17 @@ ForwardKernel kernel_of(ScalarType dtype, const RowsShape& shape, const ForwardC
 
 }  // namespace
 
-// Rows that one launch has no blocks for are left to the next.
+// Rows that one launch has no blocks for, or no 31 bits to count with, are left to the next.
 void launch_forward(const ForwardParams& params, const RowsShape& shape,
                     const ForwardConfig& config, int arch, cudaStream_t stream) {
   const ForwardKernel kernel = kernel_of(params.job.x_dtype, shape, config);
-  const int64_t num_rows = params.job.rows.count;
-  const int64_t most = warpsmith::kMaxBlocksX * config.rows_per_block;
   ForwardParams part = params;
-  for (; part.first_row < num_rows; part.first_row += most) {
-    const dim3 blocks(warpsmith::grid_blocks(num_rows - part.first_row, config.rows_per_block));
-    warpsmith::launch_dependent(kernel, part, blocks, config.threads, arch, stream);
-  }
+  for_each_launch(params.job.rows.count, config.rows_per_block,
+                  [&](int64_t first_row, int64_t num_rows, dim3 blocks) {
+                    part.first_row = first_row;
+                    part.num_rows = num_rows;
+                    warpsmith::launch_dependent(kernel, part, blocks, config.threads, arch, stream);
+                  });
 }
 
 }  // namespace rmsnorm

@@ -19,10 +19,10 @@ using warpsmith::kWarpSize;
 
 struct ForwardParams {
   ForwardJob job;
-  int64_t first_row;  // of this launch
+  int64_t first_row, num_rows;  // of this launch
   RowThreads group;
   int num_slots;      // of a row
-  bool round_normed;  // n to the one dtype, before the weight
+  bool round_normed;  // to the one dtype, before the weight
   float inverse_hidden;
   float weight_offset;  // -0 for none, which changes nothing that it is added to
 };
@@ -32,13 +32,14 @@ inline constexpr int kMaxLoopedThreads = 512;
 
 // Of a block for a row. With four vectors and a residual registers last for half as many.
 __host__ __device__ constexpr int max_block_threads(int slots, bool add) {
-  return slots == 2 || add ? 512 : 1024;
+  if (slots == 2) return add ? 512 : 384;
+  return add ? 512 : 1024;
 }
 
 // Threads that shall fit a multiprocessor, which has 65536 registers. One of 7.5 has room for 1024.
 __host__ __device__ constexpr int resident_threads(int slots, bool add) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-  constexpr int kMost = 1024;
+  constexpr int kMost = 768;
 #else
   constexpr int kMost = 1536;
 #endif
@@ -66,57 +67,54 @@ __global__ void __launch_bounds__(kBlockPerRow ? max_block_threads(kSlots, kAdd)
     registers_kernel(const __grid_constant__ ForwardParams p) {
   constexpr int kSize = kSlotSize<T>;
   __shared__ float4 partial[warpsmith::kMaxWarps / 4];
-  const Place place = find_place({kBlockPerRow, p.group.log2_lanes}, p.first_row);
-  const bool in_range = kBlockPerRow || place.row < p.job.rows.count;
+  const Place place = find_place({kBlockPerRow, p.group.log2_lanes});
+  const bool in_range = kBlockPerRow || place.row < p.num_rows;
   int64_t offsets[kRowOperands];
-  find_row(p.job.rows, place.row, offsets);
-  const T* x = static_cast<const T*>(p.job.x) + offsets[ForwardJob::kX];
-  const T* residual = static_cast<const T*>(p.job.residual) + offsets[ForwardJob::kResidual];
-  const T* weight = static_cast<const T*>(p.job.weight);
-  bool has_slot[kSlots];
-#pragma unroll
-  for (int i = 0; i < kSlots; ++i) {
-    has_slot[i] = in_range && place.thread + i * place.threads < p.num_slots;
-  }
-  const auto element = [&](int i) { return (place.thread + i * place.threads) * kSize; };
+  find_row(p.job.rows, p.first_row, place.row, offsets);
+  const auto row_of = [&](auto* operand, ForwardJob::Operand which) {
+    return operand + (offsets[which] + place.thread * kSize);
+  };
+  const T* x = row_of(static_cast<const T*>(p.job.x), ForwardJob::kX);
+  const T* residual = row_of(static_cast<const T*>(p.job.residual), ForwardJob::kResidual);
+  T* residual_out = row_of(static_cast<T*>(p.job.residual_out), ForwardJob::kResidualOut);
+  T* y = row_of(static_cast<T*>(p.job.y), ForwardJob::kY);
+  const T* weight = static_cast<const T*>(p.job.weight) + place.thread * kSize;
+  const bool has_weight = p.job.weight != nullptr;
+  const auto element = [&](int i) { return i * place.threads * kSize; };
+  // Only the last may be missing: see choose_forward.
+  const auto has_slot = [&](int i) {
+    return in_range && (i < kSlots - 1 || place.thread + i * place.threads < p.num_slots);
+  };
 
   warpsmith::wait_for_previous_kernel();
-  // Those that a thread has no slot for stay undefined. All loads come first; initial values would
-  // make the compiler delay some.
+  // Those that a thread has no slot for stay undefined.
   Slot<T> values[kSlots], addends[kSlots], weights[kSlots];
 #pragma unroll
   for (int i = 0; i < kSlots; ++i) {
-    if (!has_slot[i]) continue;
+    if (!has_slot(i)) continue;
     values[i] = Slot<T>::load_once_from_global(x + element(i));
     if constexpr (kAdd) addends[i] = Slot<T>::load_once_from_global(residual + element(i));
   }
 #pragma unroll
   for (int i = 0; i < kSlots; ++i) {
-    if (has_slot[i] && weight != nullptr) {
-      weights[i] = Slot<T>::load_from_global(weight + element(i));
-    }
+    if (has_slot(i) && has_weight) weights[i] = Slot<T>::load_from_global(weight + element(i));
   }
-  __syncwarp();  // or the compiler delays loads of weights until x has come
-  if constexpr (kAdd) {
-    T* sums = static_cast<T*>(p.job.residual_out) + offsets[ForwardJob::kResidualOut];
-#pragma unroll
-    for (int i = 0; i < kSlots; ++i) {
-      if (!has_slot[i]) continue;
-      float a[kSize], b[kSize];
-      widen<T>(values[i], a);
-      widen<T>(addends[i], b);
-#pragma unroll
-      for (int j = 0; j < kSize; ++j) a[j] += b[j];
-      values[i] = narrow<T>(a);
-      values[i].store_to_global(sums + element(i));
-    }
-  }
+  end_of_loads(p.num_slots < 0);
   float squares = 0.0f;
 #pragma unroll
   for (int i = 0; i < kSlots; ++i) {
-    if (!has_slot[i]) continue;
+    if (!has_slot(i)) continue;
     float v[kSize];
     widen<T>(values[i], v);
+    if constexpr (kAdd) {
+      float addend[kSize];
+      widen<T>(addends[i], addend);
+#pragma unroll
+      for (int j = 0; j < kSize; ++j) v[j] += addend[j];
+      values[i] = narrow<T>(v);
+      values[i].store_to_global(residual_out + element(i));
+      widen<T>(values[i], v);
+    }
 #pragma unroll
     for (int j = 0; j < kSize; ++j) squares = fmaf(v[j], v[j], squares);
   }
@@ -125,24 +123,26 @@ __global__ void __launch_bounds__(kBlockPerRow ? max_block_threads(kSlots, kAdd)
   if (p.job.rstd != nullptr && place.thread == 0 && in_range) {
     p.job.rstd[offsets[ForwardJob::kRstd]] = rstd;
   }
-  T* y = static_cast<T*>(p.job.y) + offsets[ForwardJob::kY];
 #pragma unroll
   for (int i = 0; i < kSlots; ++i) {
-    if (!has_slot[i]) continue;
+    if (!has_slot(i)) continue;
     float v[kSize];
     widen<T>(values[i], v);
 #pragma unroll
     for (int j = 0; j < kSize; ++j) v[j] *= rstd;
-    if (weight != nullptr) {
+    Slot<T> result;
+    if (!has_weight) {
+      result = narrow<T>(v);
+    } else if (sizeof(T) == 2 && p.round_normed) {
+      result = multiply_rounded<T>(v, weights[i]);
+    } else {
       float w[kSize];
       widen<T>(weights[i], w);
-      if constexpr (sizeof(T) == 2) {
-        if (p.round_normed) widen<T>(narrow<T>(v), v);
-      }
 #pragma unroll
       for (int j = 0; j < kSize; ++j) v[j] *= w[j] + p.weight_offset;
+      result = narrow<T>(v);
     }
-    narrow<T>(v).store_to_global(y + element(i));
+    result.store_to_global(y + element(i));
   }
 }
 
@@ -152,10 +152,10 @@ __global__ void __launch_bounds__(kMaxLoopedThreads)
     looped_kernel(const __grid_constant__ ForwardParams p) {
   __shared__ float4 partial[warpsmith::kMaxWarps / 4];
   const ForwardJob& job = p.job;
-  const Place place = find_place(p.group, p.first_row);
-  const int64_t hidden = place.row < job.rows.count ? job.hidden : 0;
+  const Place place = find_place(p.group);
+  const int64_t hidden = place.row < p.num_rows ? job.hidden : 0;
   int64_t offsets[kRowOperands];
-  find_row(job.rows, place.row, offsets);
+  find_row(job.rows, p.first_row, place.row, offsets);
   const auto at = [&](ForwardJob::Operand operand, int64_t column) {
     return offsets[operand] + column * job.column_strides[operand];
   };
@@ -252,9 +252,10 @@ constexpr unsigned int looped_threads(RowThreads group, int64_t accesses) {
                              : kWarpBlockThreads;
 }
 
-// Pure: sizes and limits in, launch out. Vectors for a thread are those that were fastest on an
-// H200: two, or four in long rows, of which there are many.
-constexpr ForwardConfig choose_forward(const RowsShape& shape, int multiprocessors) {
+// Pure: sizes in, launch out. All vectors of a thread but the last lie in every row, since there
+// are no more threads than that takes. Vectors for a thread are those that were fastest on an H200:
+// two, or four in long rows.
+constexpr ForwardConfig choose_forward(const RowsShape& shape) {
   const int64_t slots = shape.hidden * shape.element_bytes / kSlotBytes;
   if (shape.in_slots && slots <= 2 * kWarpSize) {
     const int log2_lanes = log2_ceil(warpsmith::ceil_div(slots, 2));
@@ -264,9 +265,7 @@ constexpr ForwardConfig choose_forward(const RowsShape& shape, int multiprocesso
             kWarpBlockThreads,
             kWarpBlockThreads >> log2_lanes};
   }
-  const bool few_rows = shape.num_rows <= 4 * multiprocessors;
-  const int64_t most_for_two = 2 * (shape.add || few_rows ? max_block_threads(2, shape.add) : 320);
-  const int thread_slots = slots <= most_for_two ? 2 : 4;
+  const int thread_slots = slots <= 2 * max_block_threads(2, shape.add) ? 2 : 4;
   const int64_t wanted = warpsmith::ceil_div(slots, thread_slots);
   if (shape.in_slots && wanted <= max_block_threads(thread_slots, shape.add)) {
     return {Strategy::kBlock, thread_slots, {true, 0}, whole_warps(wanted), 1};
@@ -289,6 +288,17 @@ void with_access(int elements, F&& f) {
       return f(std::integral_constant<int, 2>{});
     default:
       return f(std::integral_constant<int, 1>{});
+  }
+}
+
+// Launches for all rows: one, but where they are more than 31 bits count.
+template <typename F>
+void for_each_launch(int64_t num_rows, int64_t rows_per_block, F&& launch) {
+  const int64_t most = INT32_MAX / rows_per_block * rows_per_block;
+  for (int64_t first = 0; first < num_rows; first += most) {
+    const int64_t left = num_rows - first, count = left < most ? left : most;
+    launch(first, count,
+           dim3(static_cast<unsigned int>(warpsmith::ceil_div(count, rows_per_block))));
   }
 }
 

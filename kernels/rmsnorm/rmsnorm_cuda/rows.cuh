@@ -23,12 +23,16 @@ __device__ __forceinline__ void add_nested_offsets(const Rows& rows, Index rest,
   }
 }
 
-// In elements. Strides of rows without dims are 0.
-__device__ __forceinline__ void find_row(const Rows& rows, int64_t row,
+// Of row first + row, in elements. Strides of rows without dims are 0.
+template <typename Index>
+__device__ __forceinline__ void find_row(const Rows& rows, int64_t first, Index row,
                                          int64_t (&offsets)[kRowOperands]) {
   if (rows.num_dims <= 1) {
 #pragma unroll
     for (int i = 0; i < kRowOperands; ++i) offsets[i] = row * rows.strides[0][i];
+    if (first == 0) return;  // as ever, but for more rows than a launch takes
+#pragma unroll
+    for (int i = 0; i < kRowOperands; ++i) offsets[i] += first * rows.strides[0][i];
     return;
   }
 #pragma unroll
@@ -37,7 +41,7 @@ __device__ __forceinline__ void find_row(const Rows& rows, int64_t row,
   if (rows.count <= INT32_MAX) {
     add_nested_offsets(rows, static_cast<uint32_t>(row), offsets);
   } else {
-    add_nested_offsets(rows, static_cast<uint64_t>(row), offsets);
+    add_nested_offsets(rows, static_cast<uint64_t>(first + row), offsets);
   }
 }
 
@@ -89,6 +93,23 @@ template <>
 inline constexpr uint32_t kWordOfOnes<BFloat16> = 0x3f803f80u;
 template <>
 inline constexpr uint32_t kWordOfOnes<Half> = 0x3c003c00u;
+
+// Rounds values to the dtype, and their products with the weights again.
+template <typename T>
+__device__ __forceinline__ Slot<T> multiply_rounded(const float (&values)[kSlotSize<T>],
+                                                    const Slot<T>& weights) {
+  Slot<T> slot = weights;
+  if constexpr (sizeof(T) == 2) {
+    uint32_t words[4] = {weights.word.x, weights.word.y, weights.word.z, weights.word.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t rounded = warpsmith::round_pair<T>(values[2 * i], values[2 * i + 1]);
+      words[i] = warpsmith::with_quiet_nans<T>(warpsmith::multiply_pairs<T>(rounded, words[i]));
+    }
+    slot.word = make_uint4(words[0], words[1], words[2], words[3]);
+  }
+  return slot;
+}
 
 template <typename T>
 __device__ __forceinline__ Slot<T> filled_slot(uint32_t word) {
@@ -170,6 +191,12 @@ __device__ __forceinline__ void round_to(ScalarType dtype, float (&values)[kCoun
   }
 }
 
+// Ends a basic block: the compiler may otherwise put loads above behind the first use of another,
+// and so behind a wait for memory. `never` must be false, and unknown to the compiler.
+__device__ __forceinline__ void end_of_loads(bool never) {
+  if (never) __trap();
+}
+
 // A sum of many terms that loses next to nothing: what rounding cuts off is added to the next term.
 class CompensatedSum {
  public:
@@ -191,25 +218,22 @@ struct RowThreads {
   int log2_lanes;
 };
 
-// Which row a thread works on, and its place among the threads of the row.
+// Which row of the launch a thread works on, and its place among the threads of the row.
 struct Place {
-  int64_t row;
+  uint32_t row;
   int thread, threads;
 };
 
-__device__ __forceinline__ int64_t rows_per_block(RowThreads group) {
+__device__ __forceinline__ uint32_t rows_per_block(RowThreads group) {
   return group.block_per_row ? 1 : blockDim.x >> group.log2_lanes;
 }
 
-__device__ __forceinline__ Place find_place(RowThreads group, int64_t first_row) {
+__device__ __forceinline__ Place find_place(RowThreads group) {
   const int thread = threadIdx.x;
-  if (group.block_per_row) {
-    return {first_row + blockIdx.x, thread, static_cast<int>(blockDim.x)};
-  }
+  if (group.block_per_row) return {blockIdx.x, thread, static_cast<int>(blockDim.x)};
   const int lanes = 1 << group.log2_lanes;
-  return {first_row + int64_t{blockIdx.x} * (blockDim.x >> group.log2_lanes) +
-              (thread >> group.log2_lanes),
-          thread & (lanes - 1), lanes};
+  return {blockIdx.x * rows_per_block(group) + (thread >> group.log2_lanes), thread & (lanes - 1),
+          lanes};
 }
 
 constexpr int log2_ceil(int64_t value) {

@@ -20,6 +20,18 @@ def pytest_collection_modifyitems(items):
             item.add_marker("gpu")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """Tensors here are small: threads would cost more than they save, most of all on a busy machine.
+
+    Tests of threads set their number themselves.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def kernel():
     return get_local_kernel(BUILD_DIR)

@@ -367,16 +367,29 @@ def test_any_shape_stride_dtype_and_mode(kernel, drawn, rounding, weight_offset,
             assert tensor is None or same_bytes(tensor, copy)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 5])
-def test_threads_do_not_change_bytes(kernel, threads):
-    x, weight = normals((257, 1000), torch.bfloat16), weights(1000)
-    expected = kernel.rms_norm(x, weight)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(threads)
-        assert same_bytes(kernel.rms_norm(x, weight), expected)
-    finally:
-        torch.set_num_threads(before)
+@pytest.mark.parametrize("pair", PAIRS, ids=pair_name)
+def test_threads_do_not_change_bytes(kernel, pair):
+    """Forward and backward, few and many rows, dense and strided."""
+    x_dtype, weight_dtype = pair
+    for shape in ((257, 1000), (5, 40000), (3, 700, 65)):
+        weight = weights(shape[-1], weight_dtype).requires_grad_()
+        bias = normals(shape[-1:], weight_dtype, seed=2).requires_grad_()
+        dense = normals(shape, x_dtype)
+        for x in (dense, dense.transpose(0, -1).contiguous().transpose(0, -1)):
+            runs = []
+            for threads in (1, 2, 5):
+                torch.set_num_threads(threads)
+                try:
+                    leaf = strided_copy(x, "cpu").requires_grad_()
+                    y, total = kernel.fused_add_rms_norm(leaf, x, weight, bias=bias)
+                    dy, dtotal = torch.ones_like(y), torch.ones_like(total)
+                    inputs = [leaf, weight, bias]
+                    gradients = torch.autograd.grad([y, total], inputs, [dy, dtotal])
+                finally:
+                    torch.set_num_threads(1)
+                runs.append([y, total, *gradients])
+            for run in runs[1:]:
+                assert all(same_bytes(a, b) for a, b in zip(run, runs[0]))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name)

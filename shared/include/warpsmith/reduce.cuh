@@ -33,11 +33,8 @@ __device__ __forceinline__ float block_sum(float value, float4 (&partial)[kMaxWa
   if (lane == 0) sums[warp] = value;
   if (warp == 0 && lane >= num_warps) sums[lane] = 0.0f;
   __syncthreads();
-  // At least so many as there are, in steps that are read at once.
-  const float4 none = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  float total = sum_of_four(partial[0]) + sum_of_four(num_warps > 4 ? partial[1] : none);
-  total += sum_of_four(num_warps > 8 ? partial[2] : none) +
-           sum_of_four(num_warps > 12 ? partial[3] : none);
+  float total = sum_of_four(partial[0]) + sum_of_four(partial[1]);
+  if (num_warps > 8) total += sum_of_four(partial[2]) + sum_of_four(partial[3]);
   if (num_warps > 16) {
     total += (sum_of_four(partial[4]) + sum_of_four(partial[5])) +
              (sum_of_four(partial[6]) + sum_of_four(partial[7]));

@@ -37,21 +37,43 @@ inline constexpr int kQuietNaN<Half> = 0x7e00;
 template <>
 inline constexpr int kQuietNaN<BFloat16> = 0x7fc0;
 
-// Two results, the first in the low half.
+// Two values of 16 bits in a word, the first in the low half. NaNs may be any.
 template <typename T>
-__device__ __forceinline__ uint32_t pack_from_compute(float first, float second) {
-  uint32_t bits;
+__device__ __forceinline__ uint32_t round_pair(float first, float second) {
   if constexpr (std::is_same_v<T, Half>) {
     const __half2 pair = __floats2half2_rn(first, second);
-    bits = __half_as_ushort(pair.x) | static_cast<uint32_t>(__half_as_ushort(pair.y)) << 16;
+    return __half_as_ushort(pair.x) | static_cast<uint32_t>(__half_as_ushort(pair.y)) << 16;
   } else {
     const __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
-    bits = __bfloat16_as_ushort(pair.x) | static_cast<uint32_t>(__bfloat16_as_ushort(pair.y)) << 16;
+    return __bfloat16_as_ushort(pair.x) | static_cast<uint32_t>(__bfloat16_as_ushort(pair.y)) << 16;
   }
-  return __vmins2(bits, kQuietNaN<T> * 0x10001u);
 }
 
-// The two of a word.
+template <typename T>
+__device__ __forceinline__ uint32_t with_quiet_nans(uint32_t pair) {
+  return __vmins2(pair, kQuietNaN<T> * 0x10001u);
+}
+
+// Two results.
+template <typename T>
+__device__ __forceinline__ uint32_t pack_from_compute(float first, float second) {
+  return with_quiet_nans<T>(round_pair<T>(first, second));
+}
+
+// Products of pairs, rounded once: what float products, which are exact, would be rounded to.
+template <typename T>
+__device__ __forceinline__ uint32_t multiply_pairs(uint32_t a, uint32_t b) {
+  if constexpr (std::is_same_v<T, Half>) {
+    const __half2 product =
+        __hmul2_rn(*reinterpret_cast<__half2*>(&a), *reinterpret_cast<__half2*>(&b));
+    return *reinterpret_cast<const uint32_t*>(&product);
+  } else {
+    const __nv_bfloat162 product =
+        __hmul2_rn(*reinterpret_cast<__nv_bfloat162*>(&a), *reinterpret_cast<__nv_bfloat162*>(&b));
+    return *reinterpret_cast<const uint32_t*>(&product);
+  }
+}
+
 template <typename T>
 __device__ __forceinline__ float2 unpack_to_compute(uint32_t bits) {
   if constexpr (std::is_same_v<T, Half>) {
