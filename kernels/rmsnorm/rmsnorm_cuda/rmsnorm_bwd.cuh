@@ -105,6 +105,11 @@ __global__ void __launch_bounds__(kBlockPerRow ? kMaxBackwardThreads : kBackward
     registers_backward_kernel(const __grid_constant__ BackwardParams p) {
   constexpr int kSize = kSlotSize<T>;
   constexpr bool kFewSlots = kSlots <= 2;  // registers last for weights and the next row too
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  constexpr bool kKeepWeights = kSlots == 2;  // code for older ones takes a register more
+#else
+  constexpr bool kKeepWeights = kFewSlots;
+#endif
   // Two, so that sums of one row may still be read when those of the next are written.
   __shared__ float4 partial[2][warpsmith::kMaxWarps / 4];
   const BackwardJob& job = p.job;
@@ -145,10 +150,10 @@ __global__ void __launch_bounds__(kBlockPerRow ? kMaxBackwardThreads : kBackward
   at.find_written(job, place.row, column);
   RowGradients<T, kSlots> now, next;
   load(place.row < num_rows, now);
-  float weights[kFewSlots ? kSlots : 1][kSize], sums[kSlots][kSize];
+  float weights[kKeepWeights ? kSlots : 1][kSize], sums[kSlots][kSize];
 #pragma unroll
   for (int i = 0; i < kSlots; ++i) {
-    if constexpr (kFewSlots) load_weights(i, weights[i]);
+    if constexpr (kKeepWeights) load_weights(i, weights[i]);
 #pragma unroll
     for (int j = 0; j < kSize; ++j) sums[i][j] = 0.0f;
   }
@@ -177,8 +182,8 @@ __global__ void __launch_bounds__(kBlockPerRow ? kMaxBackwardThreads : kBackward
       float x[kSize], dy[kSize], reloaded[kSize];
       widen<T>(now.x[i], x);
       widen<T>(now.dy[i], dy);
-      if constexpr (!kFewSlots) load_weights(i, reloaded);
-      const auto& w = kFewSlots ? weights[i] : reloaded;
+      if constexpr (!kKeepWeights) load_weights(i, reloaded);
+      const auto& w = kKeepWeights ? weights[i] : reloaded;
 #pragma unroll
       for (int j = 0; j < kSize; ++j) {
         const float n = x[j] * now.rstd;
@@ -199,8 +204,8 @@ __global__ void __launch_bounds__(kBlockPerRow ? kMaxBackwardThreads : kBackward
       float x[kSize], dy[kSize], reloaded[kSize], result[kSize];
       widen<T>(now.x[i], x);
       widen<T>(now.dy[i], dy);
-      if constexpr (!kFewSlots) load_weights(i, reloaded);
-      const auto& w = kFewSlots ? weights[i] : reloaded;
+      if constexpr (!kKeepWeights) load_weights(i, reloaded);
+      const auto& w = kKeepWeights ? weights[i] : reloaded;
 #pragma unroll
       for (int j = 0; j < kSize; ++j) {
         result[j] = now.rstd * fmaf(-(x[j] * now.rstd), mean, dy[j] * w[j]);
