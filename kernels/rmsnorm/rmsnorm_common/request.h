@@ -27,7 +27,7 @@ struct Options {
 
 inline void check_options(double eps, int64_t rounding, double weight_offset) {
   STD_TORCH_CHECK(eps >= 0 && eps <= std::numeric_limits<float>::max(),
-                  "eps: must be finite and not negative, got ", eps);
+                  "eps: must be finite in float32 and not negative, got ", eps);
   STD_TORCH_CHECK(rounding >= 0 && rounding <= 2, "rounding: must be 0, 1 or 2, got ", rounding);
   STD_TORCH_CHECK(std::isfinite(static_cast<float>(weight_offset)),
                   "weight_offset: must be finite in float32, got ", weight_offset);

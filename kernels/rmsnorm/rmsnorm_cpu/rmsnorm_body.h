@@ -167,8 +167,9 @@ struct Sums {
   }
 };
 
-// Loops over a tile of whole groups. The first three return the sum of squares, or of the products.
+// Loops over a tile of whole groups.
 
+// Return the sum of squares.
 template <typename X>
 float square_tile(const X* x, int n) {
   Sums sums;

@@ -65,7 +65,8 @@ RowsShape shape_of(const ForwardJob& job) {
   access.add(job.bias, job.weight_dtype, job.bias_stride);
   const bool one_dtype = job.y_dtype == job.x_dtype && job.weight_dtype == job.x_dtype;
   // Rounded values are multiplied in the dtype of the weight, which may not hold it with an offset.
-  const bool rounded_offset = job.rounding != Rounding::kOnce && job.weight_offset != 0.0f;
+  const bool rounded_offset = job.rounding != Rounding::kOnce && job.weight_offset != 0.0f &&
+                              job.weight != nullptr && job.x_dtype != ScalarType::Float;
   const bool plain = one_dtype && job.bias == nullptr && !rounded_offset;
   return {job.rows.count,
           job.hidden,
@@ -88,7 +89,7 @@ RowsShape shape_of(const BackwardJob& job) {
   return {job.rows.count,
           job.hidden,
           element_bytes(job.x_dtype),
-          job.dresidual != nullptr,
+          false,
           one_dtype && job.dbias == nullptr && fits_slots(job.x_dtype, access.most()),
           access.most()};
 }

@@ -35,13 +35,9 @@ __global__ void __launch_bounds__(kColumnThreads)
 
 template <typename T>
 BackwardKernel registers_kernel_of(const BackwardConfig& config) {
-  if (config.strategy == Strategy::kWarp) {
-    return config.slots == 1 ? registers_backward_kernel<T, 1, false>
-                             : registers_backward_kernel<T, 2, false>;
-  }
-  return config.slots == 1   ? registers_backward_kernel<T, 1, true>
-         : config.slots == 2 ? registers_backward_kernel<T, 2, true>
-                             : registers_backward_kernel<T, 4, true>;
+  if (config.strategy == Strategy::kWarp) return registers_backward_kernel<T, 2, false>;
+  return config.slots == 2 ? registers_backward_kernel<T, 2, true>
+                           : registers_backward_kernel<T, 4, true>;
 }
 
 BackwardKernel kernel_of(ScalarType dtype, const RowsShape& shape, const BackwardConfig& config) {

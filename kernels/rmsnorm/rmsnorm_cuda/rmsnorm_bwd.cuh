@@ -28,12 +28,8 @@ inline constexpr int kMaxBackwardThreads = 512;  // of a block for a row
 inline constexpr int kBackwardWarpBlockThreads = 256;
 inline constexpr int kBackwardWarps = kBackwardWarpBlockThreads / kWarpSize;
 
-// Threads for a multiprocessor: blocks with one vector each of x, dy and what is loaded ahead need
-// 64 registers for a thread, lanes a few more.
-__host__ __device__ constexpr int backward_resident_threads(int slots, bool block_per_row) {
-  if (slots > 1) return 512;
-  return block_per_row ? 1024 : 768;
-}
+// Threads that fit a multiprocessor, which has 65536 registers.
+inline constexpr int kBackwardResidentThreads = 512;
 
 // Where a thread's part of a row begins: what is read of one row, and written or added of another.
 template <typename T>
@@ -99,39 +95,38 @@ __device__ __forceinline__ void write_block_sums(
 
 template <typename T, int kSlots, bool kBlockPerRow>
 __global__ void __launch_bounds__(kBlockPerRow ? kMaxBackwardThreads : kBackwardWarpBlockThreads,
-                                  backward_resident_threads(kSlots, kBlockPerRow) /
-                                      (kBlockPerRow ? kMaxBackwardThreads
-                                                    : kBackwardWarpBlockThreads))
+                                  kBackwardResidentThreads / (kBlockPerRow
+                                                                  ? kMaxBackwardThreads
+                                                                  : kBackwardWarpBlockThreads))
     registers_backward_kernel(const __grid_constant__ BackwardParams p) {
   constexpr int kSize = kSlotSize<T>;
-  constexpr bool kFewSlots = kSlots <= 2;  // registers last for weights and the next row too
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-  constexpr bool kKeepWeights = kSlots == 2;  // code for older ones takes a register more
-#else
-  constexpr bool kKeepWeights = kFewSlots;
-#endif
+  constexpr bool kFewSlots = kSlots == 2;  // registers last for weights and the next row too
   // Two, so that sums of one row may still be read when those of the next are written.
   __shared__ float4 partial[2][warpsmith::kMaxWarps / 4];
   const BackwardJob& job = p.job;
   const RowThreads group{kBlockPerRow, p.group.log2_lanes};
   const Place place = find_place(group);
-  const int64_t num_rows = job.rows.count;
-  const int64_t row_step = int64_t{gridDim.x} * rows_per_block(group);
+  const uint32_t num_rows = static_cast<uint32_t>(job.rows.count);  // see choose_backward
+  const uint32_t row_step = gridDim.x * rows_per_block(group);
   const auto element = [&](int i) { return i * place.threads * kSize; };
   const auto has_slot = [&](int i) {
     return i < kSlots - 1 || place.thread + i * place.threads < p.num_slots;
   };
-  const auto load_slots = [&](bool in_range, const T* row, Slot<T>(&slots)[kSlots]) {
+  const auto load_slots = [&](const T* row, Slot<T>(&slots)[kSlots]) {
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
-      if (in_range && has_slot(i)) slots[i] = Slot<T>::load_once_from_global(row + element(i));
+      if (has_slot(i)) slots[i] = Slot<T>::load_from_global(row + element(i));
     }
   };
   RowPointers<T> at;
-  const auto load = [&](bool in_range, RowGradients<T, kSlots>& to) {
-    if (in_range) to.rstd = *at.rstd;
-    load_slots(in_range, at.x, to.x);
-    load_slots(in_range, at.dy, to.dy);
+  const auto load = [&](RowGradients<T, kSlots>& to) {
+    to.rstd = *at.rstd;
+    load_slots(at.x, to.x);
+    load_slots(at.dy, to.dy);
+  };
+  const auto load_slot = [&](int i, const T* x_row, const T* dy_row, RowGradients<T, kSlots>& to) {
+    to.x[i] = Slot<T>::load_from_global(x_row + element(i));
+    to.dy[i] = Slot<T>::load_from_global(dy_row + element(i));
   };
   const auto load_weights = [&](int i, float (&w)[kSize]) {
     Slot<T> slot = filled_slot<T>(kWordOfOnes<T>);
@@ -149,20 +144,27 @@ __global__ void __launch_bounds__(kBlockPerRow ? kMaxBackwardThreads : kBackward
   at.find_read(job, place.row, column);
   at.find_written(job, place.row, column);
   RowGradients<T, kSlots> now, next;
-  load(place.row < num_rows, now);
-  float weights[kKeepWeights ? kSlots : 1][kSize], sums[kSlots][kSize];
+  if (kFewSlots && place.row < num_rows) load(now);
+  float weights[kFewSlots ? kSlots : 1][kSize], sums[kSlots][kSize];
 #pragma unroll
   for (int i = 0; i < kSlots; ++i) {
-    if constexpr (kKeepWeights) load_weights(i, weights[i]);
+    if constexpr (kFewSlots) {
+      load_weights(i, weights[i]);
+      keep_values(weights[i]);
+    }
 #pragma unroll
     for (int j = 0; j < kSize; ++j) sums[i][j] = 0.0f;
   }
   const bool nested = job.rows.num_dims > 1;
   int parity = 0;
   // As often for all threads of a block, which wait for each other.
-  for (int64_t first = int64_t{blockIdx.x} * rows_per_block(group), row = place.row;
-       first < num_rows; first += row_step, row += row_step) {
-    const bool in_range = row < num_rows, next_in_range = row + row_step < num_rows;
+  for (uint32_t first = blockIdx.x * rows_per_block(group), row = place.row; first < num_rows;
+       first += row_step, row += row_step) {
+    const bool in_range = kBlockPerRow || row < num_rows;
+    const bool next_in_range = row + row_step < num_rows;
+    const T* x_row = at.x;
+    const T* dy_row = at.dy;
+    if (!kFewSlots && in_range) now.rstd = *at.rstd;
     if (nested) {
       at.find_read(job, row + row_step, column);
       at.find_written(job, row, column);
@@ -171,46 +173,47 @@ __global__ void __launch_bounds__(kBlockPerRow ? kMaxBackwardThreads : kBackward
       at.dy += p.row_steps[BackwardJob::kDy];
       at.rstd += p.row_steps[BackwardJob::kRstd];
     }
-    if constexpr (kFewSlots) load(next_in_range, next);
+    if (kFewSlots && next_in_range) load(next);
     Slot<T> addends[kSlots];
-    if (job.dresidual != nullptr) load_slots(in_range, at.dresidual, addends);
+    if (kFewSlots && job.dresidual != nullptr && in_range) load_slots(at.dresidual, addends);
     end_of_loads(p.num_slots < 0);
     float dot = 0.0f;
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
       if (!in_range || !has_slot(i)) continue;
+      if constexpr (!kFewSlots) load_slot(i, x_row, dy_row, now);
       float x[kSize], dy[kSize], reloaded[kSize];
       widen<T>(now.x[i], x);
       widen<T>(now.dy[i], dy);
-      if constexpr (!kKeepWeights) load_weights(i, reloaded);
-      const auto& w = kKeepWeights ? weights[i] : reloaded;
+      if constexpr (!kFewSlots) load_weights(i, reloaded);
+      const auto& w = kFewSlots ? weights[i] : reloaded;
 #pragma unroll
       for (int j = 0; j < kSize; ++j) {
         const float n = x[j] * now.rstd;
         sums[i][j] = fmaf(dy[j], n, sums[i][j]);
         dot = fmaf(dy[j] * w[j], n, dot);
       }
-      if constexpr (!kFewSlots) {
-        forget_widened<T>(now.x[i]);
-        forget_widened<T>(now.dy[i]);
-      }
     }
     dot = row_sum<kBlockPerRow>(dot, p.group.log2_lanes, partial[parity]);
     parity ^= 1;
-    const float mean = dot * p.inverse_hidden;
+    const float n_factor = -dot * p.inverse_hidden * now.rstd;
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
       if (!in_range || !has_slot(i)) continue;
+      if constexpr (!kFewSlots) load_slot(i, x_row, dy_row, now);  // from a cache
       float x[kSize], dy[kSize], reloaded[kSize], result[kSize];
       widen<T>(now.x[i], x);
       widen<T>(now.dy[i], dy);
-      if constexpr (!kKeepWeights) load_weights(i, reloaded);
-      const auto& w = kKeepWeights ? weights[i] : reloaded;
+      if constexpr (!kFewSlots) load_weights(i, reloaded);
+      const auto& w = kFewSlots ? weights[i] : reloaded;
 #pragma unroll
       for (int j = 0; j < kSize; ++j) {
-        result[j] = now.rstd * fmaf(-(x[j] * now.rstd), mean, dy[j] * w[j]);
+        result[j] = fmaf(x[j] * now.rstd, n_factor, now.rstd * (dy[j] * w[j]));
       }
       if (job.dresidual != nullptr) {
+        if constexpr (!kFewSlots) {
+          addends[i] = Slot<T>::load_from_global(at.dresidual + element(i));
+        }
         float addend[kSize];
         widen<T>(addends[i], addend);
 #pragma unroll
@@ -222,11 +225,7 @@ __global__ void __launch_bounds__(kBlockPerRow ? kMaxBackwardThreads : kBackward
       at.dx += p.row_steps[BackwardJob::kDx];
       at.dresidual += p.row_steps[BackwardJob::kDresidual];
     }
-    if constexpr (kFewSlots) {
-      now = next;
-    } else {
-      load(next_in_range, now);
-    }
+    if constexpr (kFewSlots) now = next;
   }
   if (job.dweight == nullptr) return;
   if constexpr (kBlockPerRow) {
@@ -346,21 +345,17 @@ constexpr BackwardConfig choose_backward(const RowsShape& shape, int multiproces
   const auto persistent = [&](Strategy strategy, int thread_slots, RowThreads group,
                               unsigned int threads) {
     const int64_t rows_per_block = group.block_per_row ? 1 : threads >> group.log2_lanes;
-    const int64_t at_once =
-        int64_t{multiprocessors} *
-        (backward_resident_threads(thread_slots, group.block_per_row) / threads);
+    const int64_t at_once = int64_t{multiprocessors} * (kBackwardResidentThreads / threads);
     const int64_t wanted = warpsmith::ceil_div(shape.num_rows, rows_per_block);
     return BackwardConfig{strategy, thread_slots,   group,
                           threads,  rows_per_block, wanted < at_once ? wanted : at_once};
   };
-  if (shape.in_slots) {
-    for (int thread_slots : {1, 2}) {
-      if (slots <= thread_slots * kWarpSize) {
-        const RowThreads group{false, log2_ceil(warpsmith::ceil_div(slots, thread_slots))};
-        return persistent(Strategy::kWarp, thread_slots, group, kBackwardWarpBlockThreads);
-      }
+  if (shape.in_slots && shape.num_rows <= INT32_MAX) {
+    if (slots <= 2 * kWarpSize) {
+      const RowThreads group{false, log2_ceil(warpsmith::ceil_div(slots, 2))};
+      return persistent(Strategy::kWarp, 2, group, kBackwardWarpBlockThreads);
     }
-    for (int thread_slots : {1, 2, 4}) {
+    for (int thread_slots : {2, 4}) {
       if (slots <= thread_slots * kMaxBackwardThreads) {
         return persistent(Strategy::kBlock, thread_slots, {true, 0},
                           whole_warps(warpsmith::ceil_div(slots, thread_slots)));

@@ -32,7 +32,7 @@ inline constexpr int kMaxLoopedThreads = 512;
 
 // Of a block for a row. With four vectors and a residual registers last for half as many.
 __host__ __device__ constexpr int max_block_threads(int slots, bool add) {
-  if (slots == 2) return add ? 512 : 384;
+  if (slots == 2) return add ? 512 : 256;
   return add ? 512 : 1024;
 }
 
@@ -92,8 +92,8 @@ __global__ void __launch_bounds__(kBlockPerRow ? max_block_threads(kSlots, kAdd)
 #pragma unroll
   for (int i = 0; i < kSlots; ++i) {
     if (!has_slot(i)) continue;
-    values[i] = Slot<T>::load_once_from_global(x + element(i));
-    if constexpr (kAdd) addends[i] = Slot<T>::load_once_from_global(residual + element(i));
+    values[i] = Slot<T>::load_from_global(x + element(i));
+    if constexpr (kAdd) addends[i] = Slot<T>::load_from_global(residual + element(i));
   }
 #pragma unroll
   for (int i = 0; i < kSlots; ++i) {
@@ -130,19 +130,19 @@ __global__ void __launch_bounds__(kBlockPerRow ? max_block_threads(kSlots, kAdd)
     widen<T>(values[i], v);
 #pragma unroll
     for (int j = 0; j < kSize; ++j) v[j] *= rstd;
-    Slot<T> result;
-    if (!has_weight) {
-      result = narrow<T>(v);
-    } else if (sizeof(T) == 2 && p.round_normed) {
-      result = multiply_rounded<T>(v, weights[i]);
-    } else {
+    if constexpr (sizeof(T) == 2) {
+      if (has_weight && p.round_normed) {
+        multiply_rounded<T>(v, weights[i]).store_to_global(y + element(i));
+        continue;
+      }
+    }
+    if (has_weight) {
       float w[kSize];
       widen<T>(weights[i], w);
 #pragma unroll
       for (int j = 0; j < kSize; ++j) v[j] *= w[j] + p.weight_offset;
-      result = narrow<T>(v);
     }
-    result.store_to_global(y + element(i));
+    narrow<T>(v).store_to_global(y + element(i));
   }
 }
 

@@ -39,7 +39,7 @@ __device__ __forceinline__ void find_row(const Rows& rows, int64_t first, Index 
   for (int i = 0; i < kRowOperands; ++i) offsets[i] = 0;
   // 64-bit division is a subroutine.
   if (rows.count <= INT32_MAX) {
-    add_nested_offsets(rows, static_cast<uint32_t>(row), offsets);
+    add_nested_offsets(rows, static_cast<uint32_t>(first + row), offsets);
   } else {
     add_nested_offsets(rows, static_cast<uint64_t>(first + row), offsets);
   }
@@ -86,6 +86,21 @@ __device__ __forceinline__ Slot<T> narrow(const float (&values)[kSlotSize<T>]) {
   return slot;
 }
 
+template <typename T>
+__device__ __forceinline__ Slot<T> multiply_rounded(const float (&values)[kSlotSize<T>],
+                                                    const Slot<T>& weights) {
+  static_assert(sizeof(T) == 2, "types of 16 bits");
+  uint32_t words[4] = {weights.word.x, weights.word.y, weights.word.z, weights.word.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t rounded = warpsmith::round_pair<T>(values[2 * i], values[2 * i + 1]);
+    words[i] = warpsmith::with_quiet_nans<T>(warpsmith::multiply_pairs<T>(rounded, words[i]));
+  }
+  Slot<T> slot;
+  slot.word = make_uint4(words[0], words[1], words[2], words[3]);
+  return slot;
+}
+
 // In every half of a word for types of 16 bits.
 template <typename T>
 inline constexpr uint32_t kWordOfOnes = 0x3f800000u;
@@ -94,23 +109,6 @@ inline constexpr uint32_t kWordOfOnes<BFloat16> = 0x3f803f80u;
 template <>
 inline constexpr uint32_t kWordOfOnes<Half> = 0x3c003c00u;
 
-// Rounds values to the dtype, and their products with the weights again.
-template <typename T>
-__device__ __forceinline__ Slot<T> multiply_rounded(const float (&values)[kSlotSize<T>],
-                                                    const Slot<T>& weights) {
-  Slot<T> slot = weights;
-  if constexpr (sizeof(T) == 2) {
-    uint32_t words[4] = {weights.word.x, weights.word.y, weights.word.z, weights.word.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t rounded = warpsmith::round_pair<T>(values[2 * i], values[2 * i + 1]);
-      words[i] = warpsmith::with_quiet_nans<T>(warpsmith::multiply_pairs<T>(rounded, words[i]));
-    }
-    slot.word = make_uint4(words[0], words[1], words[2], words[3]);
-  }
-  return slot;
-}
-
 template <typename T>
 __device__ __forceinline__ Slot<T> filled_slot(uint32_t word) {
   Slot<T> slot;
@@ -118,13 +116,11 @@ __device__ __forceinline__ Slot<T> filled_slot(uint32_t word) {
   return slot;
 }
 
-// Elements that were widened are widened again after this: kept, they would take twice the
-// registers.
-template <typename T>
-__device__ __forceinline__ void forget_widened(Slot<T>& slot) {
-  if constexpr (sizeof(T) == 2) {
-    asm volatile("" : "+r"(slot.word.x), "+r"(slot.word.y), "+r"(slot.word.z), "+r"(slot.word.w));
-  }
+// Values that were computed are kept after this: the compiler would compute them again at each use.
+template <int kCount>
+__device__ __forceinline__ void keep_values(float (&values)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(values[i]));
 }
 
 // kCount elements side by side, which may be split over several accesses of 16 bytes.
@@ -197,13 +193,15 @@ __device__ __forceinline__ void end_of_loads(bool never) {
   if (never) __trap();
 }
 
-// A sum of many terms that loses next to nothing: what rounding cuts off is added to the next term.
+// A sum of many terms that loses next to nothing: what rounding cuts off is added to the next term,
+// as long as the sum is finite.
 class CompensatedSum {
  public:
   __device__ __forceinline__ void add(float term) {
     const float corrected = term + rest_;
     const float sum = sum_ + corrected;
-    rest_ = corrected - (sum - sum_);
+    const float rest = corrected - (sum - sum_);
+    rest_ = isfinite(rest) ? rest : 0.0f;
     sum_ = sum;
   }
   __device__ __forceinline__ float value() const { return sum_; }

@@ -116,6 +116,15 @@ def test_torch_layer_without_eps_takes_that_of_the_class(kernel, device):
         assert_within(y, module(x), formula.slack)
 
 
+@pytest.mark.parametrize("shape, x_shape", [((8,), (5, 9)), ((3, 8), (5, 8, 3))])
+def test_torch_layer_refuses_other_trailing_dims(kernel, shape, x_shape):
+    module = torch.nn.RMSNorm(shape, elementwise_affine=False)
+    layer = types.MethodType(kernel.layers.TorchRMSNorm.forward, module)
+    for forward in (module, layer):
+        with pytest.raises(RuntimeError):
+            forward(normals(x_shape))
+
+
 @pytest.mark.parametrize("shape", [(8,), (4, 8), (2, 4, 8)], ids=name)
 @pytest.mark.parametrize("dtype", DTYPES, ids=name)
 def test_torch_layer_normalizes_several_dims(kernel, device, shape, dtype):

@@ -541,7 +541,9 @@ def test_eps_is_checked(kernel, device, eps, error):
         lambda: kernel.fused_add_rms_norm(x, x.clone(), eps=eps),
         lambda: kernel.fused_add_rms_norm_(x, x.clone(), eps=eps),
     ):
-        with pytest.raises(ValueError, match=f"eps: must be finite and not negative, got {error}"):
+        with pytest.raises(
+            ValueError, match=f"eps: must be finite in float32 and not negative, got {error}"
+        ):
             call()
 
 
@@ -786,3 +788,38 @@ def test_a_result_too_large_for_memory_says_so(kernel, device):
     for needs_grad in (False, True):
         with pytest.raises(error, match="(?i)out of memory|allocate"):
             kernel.rms_norm(x.detach().requires_grad_(needs_grad))
+
+
+@pytest.mark.parametrize("hidden", [64, 999, 1001, 4096, 70000])
+def test_rms_16_overflow_of_the_sum_gives_zeros(kernel, device, hidden):
+    y = kernel.rms_norm(torch.full((2, hidden), 1e30, device=device))
+    assert torch.equal(y, torch.zeros_like(y))
+
+
+@pytest.mark.parametrize("hidden", [64, 1001, 8200])
+def test_an_infinite_gradient_stays_infinite_in_its_column(kernel, device, hidden):
+    x, dy = normals((40, hidden)).to(device), normals((40, hidden), seed=1).to(device)
+    dy[3, 5] = torch.inf
+    weight, bias = (torch.ones(hidden, device=device, requires_grad=True) for _ in range(2))
+    kernel.rms_norm(x, weight, bias=bias).backward(dy)
+    assert bias.grad[5] == torch.inf and weight.grad[5].isinf()
+    assert bias.grad.isfinite().sum() == hidden - 1 == weight.grad.isfinite().sum()
+
+
+def test_reference_refuses_what_the_op_refuses(kernel):
+    x = normals((2, 8))
+    with pytest.raises(ValueError, match="rounding: must be one of"):
+        kernel.rms_norm_reference(x, x[0], rounding="foo")
+    with pytest.raises(ValueError, match="bias: needs a weight"):
+        kernel.rms_norm_reference(x, bias=x[0])
+
+
+@pytest.mark.parametrize("name", ["eps", "weight_offset"])
+@pytest.mark.parametrize(
+    "value, error",
+    [(True, TypeError), ("1.0", TypeError), (10**400, ValueError)],
+    ids=["bool", "str", "huge"],
+)
+def test_numbers_are_numbers(kernel, name, value, error):
+    with pytest.raises(error, match=f"{name}: must be"):
+        kernel.rms_norm(normals((2, 8)), normals((8,)), **{name: value})

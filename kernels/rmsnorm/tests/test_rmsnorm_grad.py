@@ -568,3 +568,36 @@ def test_graphs_of_make_fx_keep_gradients(kernel, device):
     gradients = torch.autograd.grad(graph(*leaves).square().sum(), leaves)
     expected = torch.autograd.grad(kernel.rms_norm(*leaves).square().sum(), leaves)
     assert all(same_bytes(a, b) for a, b in zip(gradients, expected))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_all_06_exported_without_gradients_has_them(kernel, strict):
+    class Norm(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(weights(64))
+
+        def forward(self, x):
+            return kernel.rms_norm(x, self.weight)
+
+    x = normals((3, 64))
+    with torch.no_grad():
+        exported = torch.export.export(Norm(), (x,), strict=strict).module()
+    exported(x).sum().backward()
+    expected = weights(64).requires_grad_()
+    kernel.rms_norm(x, expected).sum().backward()
+    assert same_bytes(exported.weight.grad, expected.grad)
+
+
+def test_transforms_refuse_what_the_op_refuses(kernel):
+    x = normals((2, 3, 8))
+    for call, words in (
+        (lambda a: kernel.rms_norm(a, bias=x[0, 0]), "bias: needs a weight"),
+        (lambda a: kernel.rms_norm(a.double()), "x: dtype"),
+        (lambda a: kernel.rms_norm(a, x[0]), "weight: must have shape"),
+        (lambda a: kernel.fused_add_rms_norm(a, a.half()), "residual: must have dtype"),
+    ):
+        with pytest.raises(RuntimeError, match=words):
+            torch.func.vmap(call)(x)
+    with pytest.raises(TypeError, match="weight: must be a torch.Tensor, got list"):
+        torch.func.vmap(lambda a: kernel.rms_norm(a, [1.0] * 8))(x)

@@ -61,17 +61,6 @@ union alignas(kBytes) Vec {
     return vec;
   }
 
-  // For what is read once: leaves the first-level cache to the rest.
-  static __device__ __forceinline__ Vec load_once_from_global(const T* from) {
-    static_assert(kBytes == 16, "vectors of 16 bytes");
-    Vec vec;
-    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(vec.word.x), "=r"(vec.word.y), "=r"(vec.word.z), "=r"(vec.word.w)
-                 : "l"(__cvta_generic_to_global(from))
-                 : "memory");
-    return vec;
-  }
-
   __device__ __forceinline__ void store(T* to) const { *reinterpret_cast<Word*>(to) = word; }
 
   // In one access for sure: elements that were computed one by one, the compiler stores one by one.

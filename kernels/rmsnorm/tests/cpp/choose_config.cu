@@ -44,7 +44,7 @@ int main() {
 
   // Two vectors for a thread, four in long rows.
   EXPECT(forward(16384, 4096).slots == 2 && forward(16384, 4096).threads == 256);
-  EXPECT(forward(16384, 6144).slots == 2 && forward(16384, 6144).threads == 384);
+  EXPECT(forward(16384, 5120).slots == 4 && forward(16384, 5120).threads == 160);
   EXPECT(forward(16384, 8192).slots == 4 && forward(16384, 8192).threads == 256);
   EXPECT(forward(16384, 4096, 4).slots == 4);
   EXPECT(forward(16384, 8192, 2, true).slots == 2);
@@ -75,15 +75,16 @@ int main() {
 
   // Backward: as many blocks as fit at once, or as there are rows.
   const BackwardConfig llama = backward(16384, 4096);
-  EXPECT(llama.strategy == Strategy::kBlock && llama.slots == 1 && llama.threads == 512);
+  EXPECT(llama.strategy == Strategy::kBlock && llama.slots == 2 && llama.threads == 256);
   EXPECT(llama.partials == 2 * kH200);
   EXPECT(backward(100, 4096).partials == 100);
   EXPECT(backward(16384, 2048).partials == 4 * kH200);
   EXPECT(backward(16384, 8192).slots == 2 && backward(16384, 8192).partials == kH200);
   EXPECT(backward(655360, 128).strategy == Strategy::kWarp);
-  EXPECT(backward(655360, 128).partials == 3 * kH200);
-  EXPECT(backward(17, 128).partials == 2);
+  EXPECT(backward(655360, 128).partials == 2 * kH200);
+  EXPECT(backward(33, 128).partials == 2);
   EXPECT(backward(10, 16384).slots == 4 && backward(10, 16392).strategy == Strategy::kLooped);
+  EXPECT(backward(int64_t{1} << 31, 128).strategy == Strategy::kLooped);
   for (int64_t hidden = 8; hidden <= 16384; hidden += 8) {
     const BackwardConfig config = backward(1000, hidden);
     const int64_t lanes =

@@ -117,11 +117,15 @@ class TorchRMSNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         eps = torch.finfo(torch.float32).eps if self.eps is None else self.eps
-        if len(self.normalized_shape) == 1:
+        shape = tuple(self.normalized_shape)
+        if x.shape[-len(shape) :] != shape:
+            raise RuntimeError(
+                f"x: must end in the dims {list(shape)} that are normalized, got {list(x.shape)}"
+            )
+        if len(shape) == 1:
             return rms_norm(x, self.weight, eps)
         weight = None if self.weight is None else self.weight.flatten()
-        y = rms_norm(x.flatten(-len(self.normalized_shape)), weight, eps)
-        return y.unflatten(-1, self.normalized_shape)
+        return rms_norm(x.flatten(-len(shape)), weight, eps).unflatten(-1, shape)
 
 
 class DiffusersRMSNorm(nn.Module):

@@ -19,6 +19,7 @@ FUSED_ADD_TRAIN = ops.fused_add_rms_norm_train.default
 FUSED_ADD_IN_PLACE = ops.fused_add_rms_norm_.default
 
 is_compiling = torch.compiler.is_compiling
+is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # from torch 2.12 on
 is_tracing = torch._C._is_tracing
 is_grad_enabled = torch.is_grad_enabled
 count_dispatch_modes = torch._C._len_torch_dispatch_stack  # make_fx is one
@@ -46,7 +47,8 @@ def rms_norm(
 
     Dtypes: float16, bfloat16, float32 for x and for weight, in any combination; bias as weight.
 
-    Strides: any, for all of them. A new result has the strides of ``torch.empty_like(x)``.
+    Strides: any, for all of them, as long as the dims before the last merge into 8 or fewer. A new
+    result has the strides of ``torch.empty_like(x)``; ``out`` must not share memory with an input.
 
     Rounding: everything is computed in float32, with ``n = x * rsqrt(mean(x^2) + eps)`` and
     ``w = weight + weight_offset``; products and sums are rounded one by one. To storage dtypes:
@@ -78,6 +80,8 @@ def rms_norm(
     if out is not None:
         return _write_out(x, arguments, out)
     if forward_ad._current_level >= 0 or are_transforms_active():
+        _check_tensors(x=x, weight=weight, bias=bias)
+        _check_fake(x, weight, ROUNDINGS[rounding], bias)
         return rms_norm_reference(
             x, weight, eps, bias=bias, weight_offset=weight_offset, rounding=rounding
         )
@@ -88,9 +92,9 @@ def rms_norm(
             or (bias is not None and bias.requires_grad)
         ):
             return RMS_NORM_TRAIN(x, *arguments)[0]
-        if is_compiling():  # which guards on what requires a gradient
+        if is_compiling() and not is_exporting():  # guards on what requires a gradient
             return RMS_NORM(x, *arguments)
-        if is_tracing() or count_dispatch_modes() > 0:
+        if is_compiling() or is_tracing() or count_dispatch_modes() > 0:
             # A graph that is traced now may be differentiated later.
             return RMS_NORM_TRAIN(x, *arguments)[0]
         return RMS_NORM_EAGER(x, *arguments)
@@ -120,6 +124,9 @@ def fused_add_rms_norm(
     """
     arguments = _arguments(weight, eps, rounding, weight_offset, bias)
     if forward_ad._current_level >= 0 or are_transforms_active():
+        _check_tensors(x=x, residual=residual, weight=weight, bias=bias)
+        _check_fake(x, weight, ROUNDINGS[rounding], bias)
+        _check_like_x("residual", residual, x, x.dtype)
         return fused_add_rms_norm_reference(
             x, residual, weight, eps, bias=bias, weight_offset=weight_offset, rounding=rounding
         )
@@ -131,9 +138,9 @@ def fused_add_rms_norm(
             or (bias is not None and bias.requires_grad)
         ):
             return FUSED_ADD_TRAIN(x, residual, *arguments)[:2]
-        if is_compiling():
+        if is_compiling() and not is_exporting():
             return FUSED_ADD(x, residual, *arguments)
-        if is_tracing() or count_dispatch_modes() > 0:
+        if is_compiling() or is_tracing() or count_dispatch_modes() > 0:
             return FUSED_ADD_TRAIN(x, residual, *arguments)[:2]
         return FUSED_ADD_EAGER(x, residual, *arguments)
     except (RuntimeError, TypeError, AttributeError) as error:
@@ -181,31 +188,36 @@ def _arguments(weight, eps, rounding, weight_offset, bias) -> tuple:
         raise ValueError(f"rounding: must be one of {', '.join(ROUNDINGS)}, got {rounding!r}")
     if type(eps) is not float or not 0.0 <= eps <= FLOAT32_MAX:
         eps = _checked_eps(eps)
-    if bias is not None or weight_offset != 0.0:
+    if bias is not None or type(weight_offset) is not float or weight_offset != 0.0:
         return (weight, eps, ROUNDINGS[rounding], _checked_offset(weight_offset), bias)
     if weight is None or rounding == "once":
         return (weight, eps)
     return (weight, eps, ROUNDINGS[rounding])
 
 
-def _checked_eps(eps) -> float:
-    if isinstance(eps, (bool, str, type(None))):
-        raise TypeError(f"eps: must be a float, got {eps!r}")
+def _as_float(name: str, value) -> float:
+    if isinstance(value, (bool, str, type(None))):
+        raise TypeError(f"{name}: must be a float, got {value!r}")
+    if isinstance(value, torch.Tensor) and value.requires_grad:
+        raise ValueError(f"{name}: has no gradient, got a tensor that requires one; detach it")
     try:
-        number = float(eps)
+        return float(value)
+    except OverflowError:
+        return float("inf")
     except (TypeError, ValueError, RuntimeError):
-        raise TypeError(f"eps: must be a float, got {eps!r}") from None
+        raise TypeError(f"{name}: must be a float, got {value!r}") from None
+
+
+def _checked_eps(eps) -> float:
+    number = _as_float("eps", eps)
     # Written so that NaN fails.
     if not 0.0 <= number <= FLOAT32_MAX:
-        raise ValueError(f"eps: must be finite and not negative, got {eps!r}")
+        raise ValueError(f"eps: must be finite in float32 and not negative, got {eps!r}")
     return number
 
 
 def _checked_offset(weight_offset) -> float:
-    try:
-        number = float(weight_offset)
-    except (TypeError, ValueError, RuntimeError):
-        raise TypeError(f"weight_offset: must be a float, got {weight_offset!r}") from None
+    number = _as_float("weight_offset", weight_offset)
     if not -FLOAT32_MAX <= number <= FLOAT32_MAX:
         raise ValueError(f"weight_offset: must be finite in float32, got {weight_offset!r}")
     return number
@@ -247,11 +259,18 @@ def _check_writable(written: dict, *read: torch.Tensor | None) -> None:
             raise ValueError(f"{name}: must store its values, got a lazily negated view")
 
 
-def _explained(error: Exception, **tensors: torch.Tensor | None) -> Exception:
+def _check_tensors(**tensors: torch.Tensor | None) -> None:
     for name, tensor in tensors.items():
         optional = name in ("weight", "bias")
         if not (isinstance(tensor, torch.Tensor) or (optional and tensor is None)):
-            return TypeError(f"{name}: must be a torch.Tensor, got {type(tensor).__name__}")
+            raise TypeError(f"{name}: must be a torch.Tensor, got {type(tensor).__name__}")
+
+
+def _explained(error: Exception, **tensors: torch.Tensor | None) -> Exception:
+    try:
+        _check_tensors(**tensors)
+    except TypeError as explained:
+        return explained
     # The stable ABI loses the type of this error, which callers catch to try smaller batches.
     if "CUDA out of memory" in str(error):
         return torch.OutOfMemoryError(str(error))
@@ -311,7 +330,7 @@ def _check_like_x(name, tensor, x, dtype) -> None:
 
 
 def _empty_rstd(x):
-    row = x[..., 0] if x.shape[-1] > 0 else x.new_empty(x.shape[:-1])
+    row = x[..., 0] if x.shape[-1] > 0 else x.new_empty_strided(x.shape[:-1], x.stride()[:-1])
     return torch.empty_like(row, dtype=torch.float32)
 
 

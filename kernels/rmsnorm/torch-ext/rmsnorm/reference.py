@@ -13,6 +13,12 @@ def rms_norm_reference(
     rounding: str = "once",
 ) -> torch.Tensor:
     """What :func:`rms_norm` computes, up to the order of sums; float64 computes in float64."""
+    if rounding not in ("once", "input_dtype", "weight_dtype"):
+        raise ValueError(
+            f"rounding: must be one of once, input_dtype, weight_dtype, got {rounding!r}"
+        )
+    if bias is not None and weight is None:
+        raise ValueError("bias: needs a weight")
     compute = torch.promote_types(x.dtype, torch.float32)
     n = x.to(compute)
     n = n * torch.rsqrt(n.pow(2).mean(-1, keepdim=True) + eps)
