@@ -1,11 +1,12 @@
 """warpsmith.accelerate, on small models of every family that it has rows for."""
 
 import copy
-import gc
+import functools
 import inspect
 import re
+import sys
+import threading
 from collections import Counter
-from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MethodType, SimpleNamespace
 
@@ -21,7 +22,11 @@ hf_kernels = pytest.importorskip("kernels")
 transformers = pytest.importorskip("transformers")
 diffusers = pytest.importorskip("diffusers")
 
+from diffusers.hooks import HookRegistry, ModelHook  # noqa: E402
 from diffusers.models.normalization import MochiRMSNorm, RMSNorm  # noqa: E402
+from transformers.models.falcon_mamba.modeling_falcon_mamba import (  # noqa: E402
+    FalconMambaWeightlessRMSNorm,
+)
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm  # noqa: E402
 from transformers.models.llama.modeling_llama import LlamaRMSNorm  # noqa: E402
 from transformers.models.t5.modeling_t5 import T5LayerNorm  # noqa: E402
@@ -212,9 +217,7 @@ def classes_with_rows():
         module = ".".join(("transformers", *path.relative_to(package).with_suffix("").parts))
         for match in top_level_class.finditer(path.read_text()):
             name = f"{module}.{match[1]}"
-            if not any(fnmatchcase(name, row) for rows in swaps.SWAPS for row in rows.classes):
-                continue
-            if match[1] == "AXK2GatedRMSNorm":  # takes a configuration
+            if not any(swap.names(name) for swap in swaps.SWAPS):
                 continue
             hooks = []
             names = {"__name__": module, "torch": torch, "nn": nn}
@@ -284,6 +287,11 @@ def test_variants_of_a_module(module, layer, dtype, device, calls):
 
 
 class Subclass(LlamaRMSNorm):
+    def forward(self, hidden_states):
+        return super().forward(hidden_states)
+
+
+class SubclassWithItsForward(LlamaRMSNorm):
     pass
 
 
@@ -330,6 +338,21 @@ def with_a_bias(module):
     return module
 
 
+def with_a_submodule(module):
+    module.adapter = nn.Linear(16, 16)
+    return module
+
+
+def with_a_counter(module):
+    module.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+    return module
+
+
+def with_a_tensor(module):
+    module.scale = torch.ones(16)
+    return module
+
+
 def with_hook_of_accelerate(module):
     module._hf_hook = object()
     module._old_forward = module.forward
@@ -349,13 +372,16 @@ def compiled(module):
 @pytest.mark.parametrize(
     "make, words",
     [
-        (lambda: Subclass(16), "subclass of LlamaRMSNorm"),
+        (lambda: Subclass(16), "subclass of LlamaRMSNorm with another forward"),
+        (lambda: with_a_submodule(LlamaRMSNorm(16)), "state that the layers do not know"),
+        (lambda: with_a_counter(LlamaRMSNorm(16)), "state that the layers do not know"),
+        (lambda: with_a_tensor(LlamaRMSNorm(16)), "state that the layers do not know"),
         (lambda: OtherFormula(16), "formula is none of rmsnorm's"),
         (lambda: without_weight(LlamaRMSNorm(16)), "formula is none of rmsnorm's"),
         (lambda: LlamaRMSNorm((4, 16)), "formula is none of rmsnorm's"),
         (lambda: T5LayerNorm((4, 16)), "formula is none of rmsnorm's"),
         (lambda: LlamaRMSNorm(16).double(), "dtype is torch.float64"),
-        (lambda: GemmaRMSNorm(16).to("meta"), "device meta"),
+        (lambda: GemmaRMSNorm(16).to("meta"), "device is meta"),
         (lambda: with_another_forward(LlamaRMSNorm(16)), "forward was replaced"),
         (lambda: with_hook_of_accelerate(LlamaRMSNorm(16)), "hook of the accelerate library"),
         (lambda: with_tensor_subclass(LlamaRMSNorm(16)), "type TensorSubclass"),
@@ -369,6 +395,92 @@ def test_left_alone(make, words):
     assert vars(module) == before
     with pytest.raises(RuntimeError, match=words):
         warpsmith.accelerate(nn.Sequential(module, LlamaRMSNorm(16)), strict=True)
+
+
+def norm(self, x, dim=-1, eps=None, gradient=True):
+    """What LlamaRMSNorm computes, by default."""
+    h = x.float()
+    variance = h.pow(2).mean(dim, keepdim=True)
+    scale = torch.rsqrt(variance + (eps or self.variance_epsilon))
+    return self.weight * (h * (scale if gradient else scale.detach())).to(x.dtype)
+
+
+DIFFERENT = {  # h has the name of the argument that Llama's class has
+    "dimension": lambda self, h: norm(self, h, dim=1),
+    "first dimension": lambda self, h: norm(self, h, dim=0),
+    "eps": lambda self, h: norm(self, h, eps=1.01e-6),
+    "clamp": lambda self, h: norm(self, h).clamp(-4, 4),
+    "clamp of the input": lambda self, h: norm(self, h.clamp(-100, 100)),
+    "float16": lambda self, h: norm(self, h) * (2 if h.dtype == torch.float16 else 1),
+    "training": lambda self, h: norm(self, h) * (2 if self.training else 1),
+    "evaluation": lambda self, h: norm(self, h) * (1 if self.training else 2),
+    "two results": lambda self, h: (norm(self, h), h),
+    "no gradient": lambda self, h: norm(self, h).detach(),
+    "no gradient of the weight": lambda self, h: norm(
+        SimpleNamespace(weight=self.weight.detach(), variance_epsilon=self.variance_epsilon), h
+    ),
+    "no gradient of the variance": lambda self, h: norm(self, h, gradient=False),
+    "buffer": lambda self, h: norm(self, h) + self.offset.to(h.dtype),
+    "private attribute": lambda self, h: norm(self, h) * self._scale,
+}
+
+
+def module_with(formula):
+    class FormulaRMSNorm(OtherFormula):
+        __module__ = OtherFormula.__module__
+        __qualname__ = "FormulaRMSNorm"
+
+        def forward(self, hidden_states):
+            return formula(self, hidden_states)
+
+    return FormulaRMSNorm(32)
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_formulas_that_differ_in_one_case(name):
+    module = module_with(DIFFERENT[name])
+    module.register_buffer("offset", torch.zeros(32))
+    module._scale = 3.0
+    assert "formula is none of rmsnorm's" in reason(module)
+    assert not module.offset.any()
+
+
+def test_a_buffer_that_counts_calls():
+    module = module_with(lambda self, h: self.calls.add_(1) * 0 + norm(self, h))
+    module.register_buffer("calls", torch.zeros(()))
+    warpsmith.accelerate(module)
+    assert module.calls == 0
+
+
+def test_modules_that_differ_in_a_private_attribute():
+    module = module_with(DIFFERENT["private attribute"])
+    module._scale = 1.0
+    other = copy.deepcopy(module)
+    other._scale = 3.0
+    assert [f.layer for f in warpsmith.accelerate(nn.Sequential(module, other)).findings] == [
+        "LlamaRMSNorm",
+        None,
+    ]
+
+
+def test_a_formula_written_in_another_way():
+    module = module_with(norm)
+    module.register_buffer("unused", torch.zeros(32))
+    assert layers_of(warpsmith.accelerate(module)) == {"LlamaRMSNorm": 1}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_weight_in_a_buffer_that_the_class_does_not_use(dtype):
+    module = FalconMambaWeightlessRMSNorm(32).to(dtype)
+    weight = module.weight.clone()
+    assert layers_of(warpsmith.accelerate(module)) == {"Llama4TextL2Norm": 1}
+    assert torch.equal(module.weight, weight)
+
+
+def test_subclass_that_keeps_the_forward():
+    module = SubclassWithItsForward(16)
+    assert layers_of(warpsmith.accelerate(module)) == {"LlamaRMSNorm": 1}
+    assert hook_of(SubclassWithItsForward) == {}
 
 
 def test_another_class_with_a_known_formula():
@@ -390,7 +502,16 @@ def test_inside_a_compiled_model(calls):
 def test_norm_without_parameters_follows_its_model():
     model = nn.Sequential(nn.Linear(16, 16), RMSNorm(16, 1e-6, elementwise_affine=False)).double()
     (finding,) = warpsmith.accelerate(model).left
-    assert finding.path == "1" and "float64" in finding.reason
+    assert finding.path == "1" and finding.reason == "its model's dtype is torch.float64"
+    with torch.device("meta"):
+        alone = RMSNorm(16, 1e-6, elementwise_affine=False)
+        assert layers_of(warpsmith.accelerate(alone)) == {"DiffusersRMSNorm": 1}
+
+
+def test_norm_that_is_compiled_under_another_name():
+    shared = LlamaRMSNorm(16)
+    model = nn.ModuleList([shared, compiled(nn.Sequential(shared))])
+    assert "compiled already" in warpsmith.accelerate(model).left[0].reason
 
 
 def test_gated_norms_and_layer_norms_are_not_asked_for():
@@ -400,6 +521,7 @@ def test_gated_norms_and_layer_norms_are_not_asked_for():
     assert kept and all("forward" not in vars(m) for m in kept)
     assert not {f.original.rpartition(".")[2] for f in report.findings} & {"Qwen3_5RMSNormGated"}
     assert not warpsmith.accelerate(nn.LayerNorm(16)).findings
+    assert not any(swap.names("transformers.models.axk2.AXK2GatedRMSNorm") for swap in swaps.SWAPS)
 
 
 # --- what else the process has -------------------------------------------------------------------
@@ -428,7 +550,9 @@ def test_other_models_and_classes_stay_as_they_are(calls):
     assert calls.count == 0
     for model in models:
         warpsmith.restore(model)
-    assert [hook_of(cls) for cls in classes] == before
+    assert [hook_of(cls) for cls in classes[1:]] == before[1:]
+    assert LlamaRMSNorm.kernel_layer_name == "RMSNorm"
+    assert LlamaRMSNorm.kernel_condition(LlamaRMSNorm(16))
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -442,16 +566,14 @@ def test_kernelizing_by_transformers_does_not_undo_it(before, calls):
     else:
         warpsmith.accelerate(model)
         model.set_use_kernels(True)
-    gc.collect()  # of models of other tests
     for training in (True, False):
         model.train(training)
         calls.count = 0
         run("llama", model)
         assert calls.count == FAMILIES["llama"].calls
     torch.testing.assert_close(run("llama", model), run("llama", plain), rtol=1e-4, atol=1e-5)
-    condition = LlamaRMSNorm.kernel_condition
     warpsmith.restore(model)
-    assert LlamaRMSNorm.kernel_condition is not condition
+    assert all(LlamaRMSNorm.kernel_condition(m) for m in model.modules())
     model.train()
     assert not norms_of(model)
 
@@ -471,7 +593,7 @@ def test_works_without_the_hooks(calls, monkeypatch):
 
 
 def test_switched_off_by_the_environment(monkeypatch):
-    monkeypatch.setenv("DISABLE_KERNEL_MAPPING", "1")
+    monkeypatch.setattr(hf_kernels.layer.globals, "_DISABLE_KERNEL_MAPPING", True)
     assert "DISABLE_KERNEL_MAPPING" in reason(LlamaRMSNorm(16))
 
 
@@ -479,8 +601,50 @@ def test_random_numbers_stay_the_same():
     torch.manual_seed(3)
     wanted = torch.rand(4)
     torch.manual_seed(3)
-    warpsmith.accelerate(LlamaRMSNorm(16))
+    warpsmith.accelerate(module_with(lambda self, h: norm(self, h) + 0 * torch.rand(1)))
     assert torch.equal(torch.rand(4), wanted)
+
+
+def test_threads():
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    failures = []
+
+    def work(model):
+        try:
+            warpsmith.accelerate(model, strict=True)
+            warpsmith.restore(model)
+            warpsmith.accelerate(model, strict=True)
+        except Exception as error:
+            failures.append(error)
+
+    models = [nn.Sequential(*(GemmaRMSNorm(16) for _ in range(40))) for _ in range(4)]
+    threads = [threading.Thread(target=work, args=(model,)) for model in models]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not failures and hook_of(GemmaRMSNorm) == {}
+    assert [len(norms_of(model)) for model in models] == [40] * 4
+
+
+def test_binding_that_fails_midway_is_undone(monkeypatch):
+    model = nn.Sequential(*(GemmaRMSNorm(16) for _ in range(3)))
+    kernelize, count = hf_kernels.kernelize, iter(range(3))
+
+    def failing(*arguments, **options):
+        if next(count) == 2:
+            raise OSError("disk")
+        kernelize(*arguments, **options)
+
+    monkeypatch.setattr(hf_kernels, "kernelize", failing)
+    with pytest.raises(OSError, match="disk"):
+        warpsmith.accelerate(model)
+    assert not norms_of(model) and all("forward" not in vars(module) for module in model)
+    assert hook_of(GemmaRMSNorm) == {}
 
 
 # --- again, copies, restore ----------------------------------------------------------------------
@@ -504,6 +668,7 @@ def test_copies_keep_the_kernel_and_are_restored_by_themselves(calls):
     duplicate = copy.deepcopy(model)
     assert all(module.forward.__self__ is module for module in norms_of(duplicate))
     warpsmith.restore(model)
+    duplicate.set_use_kernels(True)
     calls.count = 0
     torch.testing.assert_close(run("llama", duplicate), run("llama", model), rtol=1e-4, atol=1e-5)
     assert calls.count == FAMILIES["llama"].calls
@@ -525,6 +690,66 @@ def test_restore_under_a_hook_of_accelerate():
     assert layers_of(warpsmith.accelerate(module)) == {"LlamaRMSNorm": 1}
     warpsmith.restore(module)
     assert module._old_forward.__func__ is LlamaRMSNorm.forward
+
+
+def test_restore_keeps_a_hook_that_came_later(monkeypatch):
+    for name in acceleration.HOOK:
+        monkeypatch.setattr(LlamaRMSNorm, name, hook_of(LlamaRMSNorm)[name])
+    module = LlamaRMSNorm(16)
+    warpsmith.accelerate(module)
+    hf_kernels.replace_kernel_forward_from_hub(LlamaRMSNorm, "Mine", lambda module: False)
+    warpsmith.restore(module)
+    assert LlamaRMSNorm.kernel_layer_name == "Mine"
+    warpsmith.accelerate(module)
+    assert not LlamaRMSNorm.kernel_condition(LlamaRMSNorm(16))
+
+
+@pytest.mark.parametrize("new_forward", [False, True])
+@torch.no_grad()
+def test_restore_under_a_hook_of_diffusers(new_forward, calls):
+    class Hook(ModelHook):
+        pass
+
+    class ForwardHook(ModelHook):
+        def new_forward(self, module, *arguments):
+            return self.fn_ref.original_forward(*arguments)
+
+    module = nn.RMSNorm(16)
+    warpsmith.accelerate(module)
+    registry = HookRegistry.check_if_exists_or_initialize(module)
+    registry.register_hook(ForwardHook() if new_forward else Hook(), "first")
+    registry.register_hook(Hook(), "second")
+    assert len(warpsmith.accelerate(module, strict=True)) == 1
+    calls.count = 0
+    module(torch.randn(2, 16))
+    assert calls.count == 1
+    for _ in range(2):
+        warpsmith.restore(module)
+    module(torch.randn(2, 16))
+    assert calls.count == 1
+    for name in ("second", "first"):
+        registry.remove_hook(name)
+    assert module.forward.__func__ is nn.RMSNorm.forward
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda forward: lambda x: forward(x),
+        lambda forward: functools.wraps(forward)(functools.partial(forward)),
+    ],
+)
+def test_restore_names_what_is_wrapped(wrap):
+    model = nn.Sequential(*(nn.RMSNorm(16) for _ in range(3)))
+    warpsmith.accelerate(model)
+    forward = model[1].forward
+    model[1].forward = wrap(forward)
+    with pytest.raises(RuntimeError, match="still runs the kernel; undo that first: 1$"):
+        warpsmith.restore(model)
+    assert not norms_of(model)
+    model[1].forward = forward
+    warpsmith.restore(model)
+    assert all("forward" not in vars(module) for module in model)
 
 
 # --- arguments and the report --------------------------------------------------------------------
@@ -552,6 +777,13 @@ def test_pipeline(calls):
     assert calls.count == FAMILIES["flux"].calls
     warpsmith.restore(pipeline)
     assert not norms_of(pipeline.transformer) + norms_of(pipeline.text_encoder_2)
+
+
+def test_model_in_two_components():
+    model = nn.Sequential(LlamaRMSNorm(16))
+    pipeline = SimpleNamespace(components={"a": model, "b": nn.Sequential(model)})
+    (finding,) = warpsmith.accelerate(pipeline).findings
+    assert finding.path == "a.0"
 
 
 @pytest.mark.parametrize(
@@ -585,10 +817,15 @@ def test_wrong_arguments():
         warpsmith.accelerate([])
     with pytest.raises(TypeError, match="got type"):
         warpsmith.restore(nn.Module)
-    with pytest.raises(ValueError, match="kernels: must be a list of names among .*rmsnorm"):
-        warpsmith.accelerate(nn.Linear(2, 2), kernels=["rmsnom"])
-    with pytest.raises(ValueError, match="got 'rmsnorm'"):
-        warpsmith.accelerate(nn.Linear(2, 2), kernels="rmsnorm")
+    for kernels in ("rmsnorm", 5, [["rmsnorm"]], [None]):
+        with pytest.raises(
+            TypeError, match=re.escape(f"must be a list of names or None, got {kernels!r}")
+        ):
+            warpsmith.accelerate(nn.Linear(2, 2), kernels=kernels)
+    with pytest.raises(ValueError, match="kernels: .* among rmsnorm; 'rmsnom' is no kernel"):
+        warpsmith.accelerate(nn.Linear(2, 2), kernels=["rmsnorm", "rmsnom"])
+    with pytest.raises(ValueError, match="'img2gray' is a kernel without layers for models"):
+        warpsmith.accelerate(nn.Linear(2, 2), kernels=["img2gray"])
     with pytest.raises(TypeError, match="mode: must be a kernels.Mode or None, got 'train'"):
         warpsmith.accelerate(nn.Linear(2, 2), mode="train")
     with pytest.raises(ValueError, match="mode: must be made of TRAINING"):
@@ -618,8 +855,8 @@ def test_report():
     assert str(report).splitlines() == [
         "swapped: 2 modules",
         f"  2 x {name} -> rmsnorm LlamaRMSNorm (first: a)",
-        "left alone: 1 modules",
-        f"  1 x {__name__}.Subclass: is a subclass of LlamaRMSNorm (first: c)",
+        "left alone: 1 module",
+        f"  1 x {__name__}.Subclass: is a subclass of LlamaRMSNorm with another forward (first: c)",
     ]
     assert report and len(report) == 2 and not warpsmith.accelerate(nn.Linear(2, 2))
     first = report.swapped[0]

@@ -13,20 +13,19 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
+import threading
 import warnings
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from types import MethodType
 from typing import NamedTuple
-from weakref import WeakSet
 
 import torch
 from torch import nn
 
+from . import pins
 from .loading import import_kernels, load
 from .swaps import SWAPS, ForwardSwap
 
@@ -34,6 +33,9 @@ hf_kernels = import_kernels()
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 DEVICES = ("cpu", "cuda")
+
+# The classes' hooks and torch's random state, which change for moments, are the process's.
+_lock = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -65,11 +67,15 @@ class Report:
         return len(self.swapped)
 
     def __repr__(self) -> str:
-        lines = [f"swapped: {len(self.swapped)} modules"]
+        lines = [f"swapped: {_modules(self.swapped)}"]
         lines += _grouped(self.swapped, lambda f: f"{f.original} -> {f.kernel} {f.layer}")
-        lines += [f"left alone: {len(self.left)} modules"]
+        lines += [f"left alone: {_modules(self.left)}"]
         lines += _grouped(self.left, lambda f: f"{f.original}: {f.reason}")
         return "\n".join(lines)
+
+
+def _modules(findings) -> str:
+    return f"{len(findings)} module{'' if len(findings) == 1 else 's'}"
 
 
 def _grouped(findings, describe) -> list[str]:
@@ -95,8 +101,9 @@ def accelerate(
             or if there is no such module.
 
     Raises:
-        TypeError: `model` or `mode` is something else.
-        ValueError: a name in `kernels` is unknown, or the mode is not one to run in.
+        TypeError: `model`, `kernels` or `mode` is something else.
+        ValueError: a name in `kernels` is unknown or of a kernel without layers for models, or the
+            mode is not one to run in.
         RuntimeError: with strict.
         What `warpsmith.load` raises, if the model has a use for a kernel that does not load.
 
@@ -109,41 +116,59 @@ def accelerate(
     swaps = _rows_of(kernels)
     roots = _roots(model)
     modes = {name: _mode_for(root, mode) for name, root in roots.items()}
-    plans = {name: list(_examine(name, root, swaps)) for name, root in roots.items()}
-    report = Report(tuple(step.finding for plan in plans.values() for step in plan))
-    if strict and (report.left or not report.swapped):
-        raise RuntimeError(f"accelerate(strict=True) changed nothing:\n{report}")
-    for name, plan in plans.items():
-        for step in plan:
-            if step.layer is not None and _our_layer(step.module) is None:
-                _bind(step.module, step.layer, modes[name], step.device)
+    seen: set[nn.Module] = set()  # components of a pipeline may share some
+    with _lock:
+        plans = {name: list(_examine(name, root, swaps, seen)) for name, root in roots.items()}
+        report = Report(tuple(step.finding for plan in plans.values() for step in plan))
+        if strict and (report.left or not report.swapped):
+            raise RuntimeError(f"accelerate(strict=True) changed nothing:\n{report}")
+        _bind_all([(step, modes[name]) for name, plan in plans.items() for step in plan])
     return report
 
 
 def restore(model) -> None:
-    """Give back their own forward to all modules that `accelerate` changed."""
-    for root in _roots(model).values():
-        for module in root.modules():
-            if _our_layer(module) is None:
-                continue
-            if "_old_forward" in vars(module):  # a hook of the accelerate library came on top
-                module._old_forward = MethodType(type(module).forward, module)
-            else:
-                del module.forward
-            _stop_guarding(module)
+    """Give back their own forward to all modules that `accelerate` changed.
+
+    Raises:
+        RuntimeError: other code has wrapped the forward of some, which still run the kernel; all
+            others are restored.
+    """
+    wrapped = []
+    with _lock:
+        for name, root in _roots(model).items():
+            for path, module in root.named_modules(prefix=name):
+                holder, slot = _slot(module)
+                if _our_layer(module) is None:
+                    if _wraps_ours(vars(holder).get(slot)):
+                        wrapped.append(path or "itself")
+                elif slot == "forward" and holder is module:
+                    del module.forward
+                else:
+                    setattr(holder, slot, MethodType(type(module).forward, module))
+    if wrapped:
+        raise RuntimeError(
+            "restore: the forward of these modules was wrapped after accelerate and still runs the "
+            f"kernel; undo that first: {', '.join(wrapped)}"
+        )
 
 
 # --- what to swap --------------------------------------------------------------------------------
 
 
 def _rows_of(kernels: list[str] | None) -> list[ForwardSwap]:
-    known = {swap.kernel for swap in SWAPS}
-    wanted = known if kernels is None else set(kernels)
-    if isinstance(kernels, str) or not wanted <= known:
-        raise ValueError(
-            f"kernels: must be a list of names among {', '.join(sorted(known))}, got {kernels!r}"
-        )
-    return [swap for swap in SWAPS if swap.kernel in wanted]
+    if kernels is None:
+        return list(SWAPS)
+    if not isinstance(kernels, (list, tuple, set)) or not all(isinstance(k, str) for k in kernels):
+        raise TypeError(f"kernels: must be a list of names or None, got {kernels!r}")
+    usable = {swap.kernel for swap in SWAPS}
+    for name in kernels:
+        if name not in usable:
+            known = name in pins.known_kernels()
+            problem = "is a kernel without layers for models" if known else "is no kernel"
+            raise ValueError(
+                f"kernels: must be names among {', '.join(sorted(usable))}; {name!r} {problem}"
+            )
+    return [swap for swap in SWAPS if swap.kernel in kernels]
 
 
 def _roots(model) -> dict[str, nn.Module]:
@@ -177,29 +202,35 @@ class _Step(NamedTuple):
     device: torch.device
 
 
-def _examine(name: str, root: nn.Module, swaps: list[ForwardSwap]) -> Iterator[_Step]:
+def _examine(
+    name: str, root: nn.Module, swaps: list[ForwardSwap], seen: set[nn.Module]
+) -> Iterator[_Step]:
     @functools.cache
     def rows_of(cls):
-        class_name = f"{cls.__module__}.{cls.__qualname__}"
-        return [swap for swap in swaps if any(fnmatchcase(class_name, c) for c in swap.classes)]
+        return [swap for swap in swaps if swap.names(f"{cls.__module__}.{cls.__qualname__}")]
 
     chosen = {}
-    compiled: set[nn.Module] = set()
+    compiled = {part for m in root.modules() if _is_compiled(m) for part in m.modules()}
     # for modules without parameters
-    default = next(filter(torch.is_floating_point, root.parameters()), torch.empty(0))
-    for path, module in root.named_modules(prefix=name):
-        if _is_compiled(module):
-            compiled.update(module.modules())
+    default = next(
+        filter(torch.is_floating_point, root.parameters()),
+        torch.empty(0, device="cpu", dtype=torch.float32),
+    )
+    for path, module in root.named_modules(seen, name):
         named = next((base for base in type(module).__mro__ if rows_of(base)), None)
         if named is None:
             continue
         rows = rows_of(named)
-        tensors = list(module.parameters(recurse=False)) or [default]
-        device = tensors[0].device
+        tensors = list(_own_tensors(module).values())
+        device = (tensors or [default])[0].device
         layer = _our_layer(module)
         reason = None
         if layer is None:
-            reason = _objection(module, named, tensors, module in compiled)
+            reason = _objection(module, named, module in compiled) or (
+                _tensor_objection(tensors, "its")
+                if tensors
+                else _tensor_objection([default], "its model's")
+            )
         if layer is None and reason is None:
             key = (_configuration(module), device)
             if key not in chosen:
@@ -211,18 +242,32 @@ def _examine(name: str, root: nn.Module, swaps: list[ForwardSwap]) -> Iterator[_
         yield _Step(finding, module, layer, device)
 
 
+def _own_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {
+        **dict(module.named_parameters(recurse=False)),
+        **dict(module.named_buffers(recurse=False)),
+    }
+
+
 def _is_compiled(module: nn.Module) -> bool:
     return module._compiled_call_impl is not None or hasattr(module, "_orig_mod")
 
 
-def _objection(module, named: type, tensors: list[torch.Tensor], compiled: bool) -> str | None:
+def _objection(module: nn.Module, named: type, compiled: bool) -> str | None:
     """What speaks against a swap, whatever the module computes."""
     attributes = vars(module)
     own = attributes.get("forward")
-    if os.environ.get("DISABLE_KERNEL_MAPPING", "0") != "0":
-        return "DISABLE_KERNEL_MAPPING is set"
-    if type(module) is not named:
-        return f"is a subclass of {named.__qualname__}"
+    if hf_kernels.layer.globals._DISABLE_KERNEL_MAPPING:
+        return "DISABLE_KERNEL_MAPPING was set when kernels was imported"
+    if type(module).forward is not named.forward:
+        return f"is a subclass of {named.__qualname__} with another forward"
+    # samples are made for parameters and buffers of numbers alone
+    if (
+        module._modules
+        or any(not buffer.is_floating_point() for buffer in module.buffers(recurse=False))
+        or any(isinstance(value, torch.Tensor) for value in attributes.values())
+    ):
+        return "has state that the layers do not know"
     if compiled:
         return "is compiled already; accelerate first"
     if "_hf_hook" in attributes:
@@ -230,24 +275,30 @@ def _objection(module, named: type, tensors: list[torch.Tensor], compiled: bool)
     # kernelize leaves the class's own forward bound where it has no kernel
     if own is not None and getattr(own, "__func__", None) is not type(module).forward:
         return "its forward was replaced on the module"
+    return None
+
+
+def _tensor_objection(tensors: list[torch.Tensor], whose: str) -> str | None:
     for tensor in tensors:
         if type(tensor) not in (torch.Tensor, nn.Parameter):
-            return f"its parameters are of type {type(tensor).__name__}"
+            return f"{whose} parameters are of type {type(tensor).__name__}"
         if tensor.device.type not in DEVICES:
-            return f"is on device {tensor.device.type}"
+            return f"{whose} device is {tensor.device.type}"
         if tensor.dtype not in DTYPES:
-            return f"its dtype is {tensor.dtype}"
+            return f"{whose} dtype is {tensor.dtype}"
     return None
 
 
 # --- which layer ---------------------------------------------------------------------------------
 
+_MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
+
 
 def _configuration(module: nn.Module) -> tuple:
     """Equal for modules that compute the same from parameters of the same shapes."""
-    attributes = {k: repr(v) for k, v in vars(module).items() if k[0] != "_"}
-    parameters = tuple((name, p.shape) for name, p in module.named_parameters(recurse=False))
-    return type(module), parameters, tuple(attributes.items())
+    attributes = vars(module).keys() - _MODULE_ATTRIBUTES
+    shapes = tuple((name, tensor.shape) for name, tensor in _own_tensors(module).items())
+    return type(module), shapes, tuple((k, repr(vars(module)[k])) for k in sorted(attributes))
 
 
 def _choose(module: nn.Module, rows: list[ForwardSwap], device: torch.device) -> type | None:
@@ -259,21 +310,32 @@ def _choose(module: nn.Module, rows: list[ForwardSwap], device: torch.device) ->
             inspect.signature(type(module).forward).parameters
         ):
             continue
-        with torch.no_grad(), warnings.catch_warnings():
+        with (
+            torch.random.fork_rng([] if device.type == "cpu" else [device]),
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            torch.autocast(device.type, enabled=False),
+            warnings.catch_warnings(),
+        ):
             warnings.simplefilter("ignore")
             if all(
-                _same(type(module), layer, _twin(module, parameters), x)
-                for parameters, x in row.samples(module, device)
+                _same(type(module), layer, _twin(module, tensors, training), x)
+                for tensors, x in row.samples(module, device)
+                for training in (False, True)
             ):
                 return layer
     return None
 
 
-def _twin(module: nn.Module, parameters: dict[str, torch.Tensor]) -> nn.Module:
-    """A module like this one, with other parameters."""
+def _twin(module: nn.Module, tensors: dict[str, torch.Tensor], training: bool) -> nn.Module:
+    """A module like this one, with other parameters and buffers."""
     twin = object.__new__(type(module))
-    absent = {name: None for name, value in module._parameters.items() if value is None}
-    twin.__dict__ = {**vars(module), "_parameters": {**absent, **parameters}}
+    twin.__dict__ = {
+        **vars(module),
+        "_parameters": {name: tensors.get(name) for name in module._parameters},
+        "_buffers": {name: tensors.get(name) for name in module._buffers},
+        "training": training,
+    }
     return twin
 
 
@@ -281,23 +343,43 @@ def _same(original: type, layer: type, twin: nn.Module, x: torch.Tensor) -> bool
     """Whether both forwards agree.
 
     Sums in another order move few elements to the other side of a rounding; to round elsewhere in
-    the formula moves about a quarter of them.
+    the formula moves about a quarter of them. Each of up to three roundings (norm, weight, bias)
+    may then go the other way, which with the sum's own error is up to 4 units in the last place of
+    the row's largest element.
     """
     try:
         got, wanted = layer.forward(twin, x), original.forward(twin, x)
     except Exception:  # an attribute that the class lacks, a shape that the kernel refuses
         return False
+    if not isinstance(wanted, torch.Tensor):
+        return False
     if (got.dtype, got.shape) != (wanted.dtype, wanted.shape):
         return False
+    if not wanted.numel() or not wanted.requires_grad:
+        return False
     close = torch.isclose(got.float(), wanted.float(), rtol=1e-5, atol=1e-7)
-    return close.float().mean().item() > 0.98
+    if close.float().mean().item() < 0.98:
+        return False
+    if not _near(got, wanted, 4 * torch.finfo(wanted.dtype).eps):
+        return False
+    # in float32 alone: in other dtypes the gradients round in other places than the layer's
+    tensors = [x, *(tensor for tensor in _own_tensors(twin).values() if tensor.requires_grad)]
+    if any(tensor.dtype != torch.float32 for tensor in tensors):
+        return True
+    gradients = [torch.autograd.grad(y.sum(), tensors, allow_unused=True) for y in (got, wanted)]
+    return all(a is b if a is None or b is None else _near(a, b, 1e-3) for a, b in zip(*gradients))
+
+
+def _near(got: torch.Tensor, wanted: torch.Tensor, limit: float) -> bool:
+    """Whether all elements are, in parts of the largest in their row."""
+    got, wanted = got.detach().double(), wanted.detach().double()
+    return bool(((got - wanted).abs() <= limit * wanted.abs().amax(-1, keepdim=True)).all())
 
 
 # --- binding -------------------------------------------------------------------------------------
 
 HOOK = ("kernel_layer_name", "kernel_condition")
 _layers: dict = {}  # by their forward, those that were bound
-_guarded: dict[type, tuple[dict, WeakSet]] = {}
 
 
 @dataclass(frozen=True)
@@ -310,12 +392,49 @@ class _LoadedLayer:
         return self.layer
 
 
+def _slot(module: nn.Module) -> tuple[object, str]:
+    """Where the module's forward is: hooks of diffusers and of accelerate move what they wrap."""
+    references = getattr(vars(module).get("_diffusers_hook"), "_fn_refs", None)
+    if references:
+        first = references[0]
+        return first, "forward" if first.original_forward is None else "original_forward"
+    return module, "_old_forward" if "_old_forward" in vars(module) else "forward"
+
+
+def _layer_of(forward) -> type | None:
+    return _layers.get(getattr(forward, "__func__", None))
+
+
 def _our_layer(module: nn.Module) -> type | None:
     """The layer that the module runs, if that is one of ours."""
-    attributes = vars(module)
-    # hooks of the accelerate library move what they wrap there
-    forward = attributes.get("_old_forward", attributes.get("forward"))
-    return _layers.get(getattr(forward, "__func__", None))
+    holder, slot = _slot(module)
+    return _layer_of(vars(holder).get(slot))
+
+
+def _wraps_ours(forward) -> bool:
+    """Whether a layer of ours is inside, as far as a wrapper shows what it wraps."""
+    while forward is not None:
+        if _layer_of(forward):
+            return True
+        for cell in getattr(forward, "__closure__", None) or ():
+            with suppress(ValueError):  # an empty cell
+                if _layer_of(cell.cell_contents):
+                    return True
+        forward = getattr(forward, "__wrapped__", None)
+    return False
+
+
+def _bind_all(steps: list[tuple[_Step, object]]) -> None:
+    bound = []
+    try:
+        for step, mode in steps:
+            if step.layer is not None and _our_layer(step.module) is None:
+                bound.append(step.module)
+                _bind(step.module, step.layer, mode, step.device)
+    except BaseException:
+        for module in bound:
+            vars(module).pop("forward", None)
+        raise
 
 
 def _bind(module: nn.Module, layer: type, mode, device: torch.device) -> None:
@@ -328,7 +447,7 @@ def _bind(module: nn.Module, layer: type, mode, device: torch.device) -> None:
         hf_kernels.kernelize(module, mode=mode, device=device, use_fallback=False)
     if _our_layer(module) is not layer:
         raise RuntimeError(f"kernels.kernelize did not bind {layer.__name__}")
-    _guard(module)
+    _guard(type(module))
 
 
 @contextmanager
@@ -354,26 +473,22 @@ def _set_hook(cls: type, attributes: dict) -> None:
         setattr(cls, name, value)
 
 
-def _guard(module: nn.Module) -> None:
-    """Make later runs of kernelize, as in .train() of transformers, pass by this module.
+@dataclass(frozen=True)
+class _Guard:
+    """The condition of a class with a hook: as before, but no for modules that run our layers.
 
-    That takes a condition on the class, which says yes for all modules but ours.
+    It makes later runs of kernelize, as in .train() of transformers, pass by these. As copies need
+    it too, it stays when modules are restored.
     """
-    cls = type(module)
-    if not hasattr(cls, HOOK[0]):
-        return
-    if cls not in _guarded:
-        _guarded[cls] = (_own_hook(cls), WeakSet())
-        before = getattr(cls, "kernel_condition", None) or (lambda module: True)
-        hf_kernels.replace_kernel_forward_from_hub(
-            cls, cls.kernel_layer_name, lambda module: _our_layer(module) is None and before(module)
-        )
-    _guarded[cls][1].add(module)
+
+    before: Callable[[nn.Module], bool] | None
+
+    def __call__(self, module: nn.Module) -> bool:
+        return _our_layer(module) is None and (self.before is None or self.before(module))
 
 
-def _stop_guarding(module: nn.Module) -> None:
-    before, modules = _guarded.get(type(module), ({}, WeakSet()))
-    modules.discard(module)
-    if type(module) in _guarded and not modules:
-        _set_hook(type(module), before)
-        del _guarded[type(module)]
+def _guard(cls: type) -> None:
+    owner = next((base for base in cls.__mro__ if HOOK[0] in vars(base)), None)
+    condition = getattr(cls, "kernel_condition", None)
+    if owner is not None and not isinstance(condition, _Guard):
+        owner.kernel_condition = staticmethod(_Guard(condition))

@@ -14,6 +14,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 import torch
 
@@ -30,25 +31,44 @@ class ForwardSwap:
     kernel: str
     layer: str  # a class in the kernel's `layers`
     classes: tuple[str, ...]  # fnmatch patterns for module and class name
-    samples: Callable[[torch.nn.Module, torch.device], Samples]  # parameters, and an input for them
+    # values for parameters and buffers, and an input
+    samples: Callable[[torch.nn.Module, torch.device], Samples]
     mismatch: str  # said of a module that none of the rows' layers fits
+
+    def names(self, class_name: str) -> bool:
+        # a norm fused with a gate takes more than the input
+        return "Gated" not in class_name and any(fnmatchcase(class_name, c) for c in self.classes)
 
 
 def norm_samples(module: torch.nn.Module, device: torch.device) -> Samples:
-    """All pairs of two dtypes, since classes differ in where they round, and rows where eps counts."""
+    """All pairs of two dtypes, since classes differ in where they round, and rows of all sizes.
+
+    The last of `scales` gives rows where the module's eps counts. Dimensions differ, so that a
+    class that takes another than the last shows.
+    """
     generator = torch.Generator().manual_seed(0)
     weight = getattr(module, "weight", None)
-    shape = getattr(module, "normalized_shape", (64,)) if weight is None else weight.shape
-    rows = max(8, 4096 // max(1, math.prod(shape)))
-    x = torch.randn(rows, *shape, generator=generator, device="cpu")
-    x[::2] *= 2**-10
-    values = {
-        name: torch.randn(parameter.shape, generator=generator, device="cpu")
-        for name, parameter in module.named_parameters(recurse=False)
-    }
-    for weight_dtype, dtype in itertools.product((torch.float32, torch.bfloat16), repeat=2):
-        parameters = {name: value.to(device, weight_dtype) for name, value in values.items()}
-        yield parameters, x.to(device, dtype)
+    shape = getattr(module, "normalized_shape", (64,)) if weight is None else tuple(weight.shape)
+    eps = getattr(module, "eps", None) or getattr(module, "variance_epsilon", None)
+    eps = eps if isinstance(eps, float) else torch.finfo(torch.float32).eps
+    scales = torch.tensor([1, 2**-10, 1e3, abs(eps) ** 0.5], device="cpu", dtype=torch.float32)
+    outer = next(n for n in itertools.count(4, 4) if n not in shape)
+    rows = max(5, 1024 // max(1, math.prod(shape)))
+    inner = next(n for n in itertools.count(rows) if n not in (outer, *shape))
+
+    def random(shape):
+        return torch.randn(shape, generator=generator, device="cpu", dtype=torch.float32)
+
+    x = random((outer, inner, *shape))
+    x *= scales.repeat(outer // 4).reshape(outer, *[1] * (x.dim() - 1))
+    parameters = dict(module.named_parameters(recurse=False))
+    values = {name: random(p.shape) for name, p in parameters.items()}
+    buffers = {name: random(b.shape) for name, b in module.named_buffers(recurse=False)}
+    dtypes = (torch.float32, torch.bfloat16, torch.float16)
+    for tensor_dtype, dtype in itertools.product(dtypes, repeat=2):
+        tensors = {n: v.to(device, tensor_dtype).requires_grad_() for n, v in values.items()}
+        tensors |= {name: value.to(device, tensor_dtype) for name, value in buffers.items()}
+        yield tensors, x.to(device, dtype).requires_grad_()
 
 
 def rmsnorm(layer: str, *classes: str) -> ForwardSwap:
