@@ -158,7 +158,7 @@ def sanitizer(tool: str) -> Callable[[Context], str]:
         for name in kernel_names():
             prefix = [program, "--tool", tool, "--error-exitcode", "86", "--print-limit", "20"]
             prefix += ["--kernel-name", f"kns={name}"]
-            tests = [f"kernels/{name}/tests", "-m", "sanitizer"]
+            tests = [f"kernels/{name}/tests", "-m", "sanitizer and gpu"]
             # Without torch's cache every tensor is an allocation whose bounds the tool knows.
             line, output = pytest(context, tests, prefix, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
             if not re.search(SANITIZER_SUMMARY[tool], output):

@@ -322,11 +322,10 @@ def test_memory_that_is_not_aligned_to_elements_is_refused(img2gray, dtype):
 def test_a_result_too_large_for_memory_says_so(kernel, device):
     image = torch.zeros(3, 1, 1, device=device).expand(3, 1 << 30, 1 << 20)
     error = torch.OutOfMemoryError if device == "cuda" else RuntimeError
+    result = r"cannot allocate a result of shape \[1, 1073741824, 1048576\] and dtype float32"
     for needs_grad in (False, True):
-        with pytest.raises(error, match="out of memory"):
+        with pytest.raises(error, match=f"{result}: .*(out of|allocate) memory"):
             kernel.img2gray(image.detach().requires_grad_(needs_grad))
-    with pytest.raises(RuntimeError, match=r"out of memory.*4503599627370496 bytes.*1073741824"):
-        kernel._ops.ops.img2gray(image)
 
 
 def test_strided_images_of_over_two_billion_pixels(img2gray, device):

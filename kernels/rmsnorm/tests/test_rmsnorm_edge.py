@@ -350,10 +350,12 @@ def test_every_offset_and_row_stride(kernel, device, pair):
         out_offset, out_more = (offset * 3 + 1) % 8, (more * 2 + index) % 16
         out = on_device[2].as_strided(x.shape, (hidden + out_more, 1), out_offset)
         kernel.rms_norm(x_, weight_, out=out, rounding=rounding)
-        Formula(x, weight, rounding=rounding).check(out)
-        untouched = on_device[2].clone()
-        untouched.as_strided(out.shape, out.stride(), out_offset).fill_(7.0)
-        assert untouched.eq(7).all()
+        # Read on the CPU: a copy on the device would be a kernel that the sanitizer does not follow.
+        whole = on_device[2].cpu()
+        result = whole.as_strided(out.shape, out.stride(), out_offset)
+        Formula(x, weight, rounding=rounding).check(result)
+        result.fill_(7.0)
+        assert whole.eq(7).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name)
@@ -786,7 +788,7 @@ def test_a_result_too_large_for_memory_says_so(kernel, device):
     x = torch.zeros(1, 64, device=device).expand(1 << 45, 64)
     error = torch.OutOfMemoryError if device == "cuda" else RuntimeError
     for needs_grad in (False, True):
-        with pytest.raises(error, match="(?i)out of memory|allocate"):
+        with pytest.raises(error, match=r"shape \[.*, 64\] .*: .*(out of|allocate) memory"):
             kernel.rms_norm(x.detach().requires_grad_(needs_grad))
 
 

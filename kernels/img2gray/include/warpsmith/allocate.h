@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -13,20 +14,34 @@
 #include "warpsmith/tensor_check.h"
 #include "warpsmith/tensor_info.h"
 
+// Torch's text of the last error of a C function in this thread: torch 2.13 and newer export it.
+extern "C" __attribute__((weak)) const char* torch_exception_get_what_without_backtrace();
+
 namespace warpsmith {
+
+namespace detail {
+
+inline std::string reason_of_failed_allocation(const TensorInfo& like) {
+  if (torch_exception_get_what_without_backtrace != nullptr) {
+    return torch_exception_get_what_without_backtrace();
+  }
+  return like.is_cuda() ? "CUDA out of memory" : "out of memory";
+}
+
+}  // namespace detail
 
 // Uninitialised, on the device of `like`.
 inline Tensor empty_strided(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides,
                             ScalarType dtype, const TensorInfo& like) {
   namespace stable = torch::stable::detail;
   AtenTensorHandle tensor = nullptr;
-  // The C function loses torch's message, and with it the type of an out-of-memory error.
+  // The C function loses the type of an out-of-memory error: Python restores it from the text.
   STD_TORCH_CHECK(
       aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(),
                                stable::to<int32_t>(stable::from(dtype)), like.device_type,
                                like.device_index, &tensor) == TORCH_SUCCESS,
-      like.is_cuda() ? "CUDA out of memory. " : "out of memory: ",
-      "cannot allocate a result of shape ", shape_string(sizes), " and dtype ", dtype_name(dtype));
+      "cannot allocate a result of shape ", shape_string(sizes), " and dtype ", dtype_name(dtype),
+      ": ", detail::reason_of_failed_allocation(like));
   return Tensor(tensor);
 }
 
