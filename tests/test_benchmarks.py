@@ -89,12 +89,21 @@ def test_interleave_begins_with_each_timer_in_turn_and_takes_medians():
     assert result["b"].samples == 18
 
 
-def test_cpu_timer_rotates_its_inputs():
+def test_cpu_timer_rotates_its_inputs(monkeypatch):
+    monkeypatch.setattr(timing, "CPU_BURST_S", 0.0)
     seen = []
     timer = timing.CpuTimer(seen.append, [(1,), (2,), (3,)], start=1)
     for _ in range(4):
         assert timer.sample(1.0)[0] >= 0
     assert seen == [2, 3, 1, 2]
+
+
+def test_cpu_timer_gives_the_mean_of_a_burst(monkeypatch):
+    clock = iter([0.0, 2e-4, 4e-4, 6e-4])
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(clock))
+    seen = []
+    assert timing.CpuTimer(seen.append, [(1,), (2,)]).sample(1.0) == [pytest.approx(200)]
+    assert seen == [1, 2, 1]
 
 
 def test_cpu_timers_of_a_case_begin_at_different_inputs(monkeypatch):
