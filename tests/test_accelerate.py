@@ -24,6 +24,12 @@ diffusers = pytest.importorskip("diffusers")
 
 from diffusers.hooks import HookRegistry, ModelHook  # noqa: E402
 from diffusers.models.normalization import MochiRMSNorm, RMSNorm  # noqa: E402
+from diffusers.models.transformers.transformer_qwenimage21 import (  # noqa: E402
+    QwenImage21ZeroCenterRMSNorm,
+)
+from diffusers.models.transformers.transformer_stable_audio3 import (  # noqa: E402
+    StableAudio3RMSNorm,
+)
 from transformers.models.falcon_mamba.modeling_falcon_mamba import (  # noqa: E402
     FalconMambaWeightlessRMSNorm,
 )
@@ -196,12 +202,8 @@ UNKNOWN = {
     "DeepseekV4UnweightedRMSNorm",
     "Glm5NextTextUnweightedRMSNorm",
     "HYV4UnweightedRMSNorm",
-    # round 1 + weight to the weight's dtype; scale before the norm
-    "MuseSparkTextCenteredRMSNorm",
+    # scales before the norm
     "MuseSparkTextInputScaledRMSNorm",
-    # no layer has their names of attributes and arguments
-    "KyutaiSpeechToTextRMSNorm",
-    "MoshiRMSNorm",
 }
 HOOKED = {
     "RMSNorm": {"LlamaRMSNorm", "GptOssRMSNorm"},
@@ -247,9 +249,29 @@ def test_every_class_of_transformers_is_recognised_or_known_not_to_be():
         "GemmaRMSNorm",
         "Qwen3_5RMSNorm",
         "Gemma3nRMSNorm",
+        "MoshiRMSNorm",
+        "MuseSparkTextCenteredRMSNorm",
         "Llama4TextRMSNorm",
         "Llama4TextL2Norm",
         "T5LayerNorm",
+    }
+
+
+def test_every_class_of_diffusers_has_a_row_or_is_known_to_have_none():
+    package = Path(inspect.getfile(diffusers)).parent
+    without_row = set()
+    for path in package.rglob("*.py"):
+        module = ".".join(("diffusers", *path.relative_to(package).with_suffix("").parts))
+        for name in re.findall(r"^class (\w*RMSNorm)\(", path.read_text(), re.MULTILINE):
+            if not any(swap.names(f"{module}.{name}") for swap in swaps.SWAPS):
+                without_row.add(name)
+    assert without_row == {
+        # over channels, which are not the last dim
+        "PerChannelRMSNorm",
+        "Kandinsky6VAERMSNorm",
+        "Kandinsky6SRLatentUpscalerRMSNorm",
+        # takes a scale too
+        "MochiModulatedRMSNorm",
     }
 
 
@@ -267,6 +289,8 @@ def test_every_layer_has_a_row(kernel):
         (RMSNorm(32, 1e-6, bias=True), "DiffusersRMSNorm"),
         (RMSNorm(32, 1e-6, elementwise_affine=False), "DiffusersRMSNorm"),
         (MochiRMSNorm(32, 1e-6, elementwise_affine=False), "MochiRMSNorm"),
+        (QwenImage21ZeroCenterRMSNorm(32), "QwenImage21ZeroCenterRMSNorm"),
+        (StableAudio3RMSNorm(32), "StableAudio3RMSNorm"),
     ],
 )
 @on_every_device
@@ -380,6 +404,7 @@ def compiled(module):
         (lambda: without_weight(LlamaRMSNorm(16)), "formula is none of rmsnorm's"),
         (lambda: LlamaRMSNorm((4, 16)), "formula is none of rmsnorm's"),
         (lambda: T5LayerNorm((4, 16)), "formula is none of rmsnorm's"),
+        (lambda: StableAudio3RMSNorm(32, force_fp32=False), "formula is none of rmsnorm's"),
         (lambda: LlamaRMSNorm(16).double(), "dtype is torch.float64"),
         (lambda: GemmaRMSNorm(16).to("meta"), "device is meta"),
         (lambda: with_another_forward(LlamaRMSNorm(16)), "forward was replaced"),

@@ -47,7 +47,8 @@ def norm_samples(module: torch.nn.Module, device: torch.device) -> Samples:
     class that takes another than the last shows.
     """
     generator = torch.Generator().manual_seed(0)
-    weight = getattr(module, "weight", None)
+    parameters = dict(module.named_parameters(recurse=False))
+    weight = getattr(module, "weight", next(iter(parameters.values()), None))
     shape = getattr(module, "normalized_shape", (64,)) if weight is None else tuple(weight.shape)
     eps = getattr(module, "eps", None) or getattr(module, "variance_epsilon", None)
     eps = eps if isinstance(eps, float) else torch.finfo(torch.float32).eps
@@ -61,7 +62,6 @@ def norm_samples(module: torch.nn.Module, device: torch.device) -> Samples:
 
     x = random((outer, inner, *shape))
     x *= scales.repeat(outer // 4).reshape(outer, *[1] * (x.dim() - 1))
-    parameters = dict(module.named_parameters(recurse=False))
     values = {name: random(p.shape) for name, p in parameters.items()}
     buffers = {name: random(b.shape) for name, b in module.named_buffers(recurse=False)}
     dtypes = (torch.float32, torch.bfloat16, torch.float16)
@@ -82,6 +82,8 @@ TRANSFORMERS = ("transformers.models.*RMSNorm", "transformers_modules.*RMSNorm")
 SWAPS = (
     rmsnorm("LlamaRMSNorm", *TRANSFORMERS),
     rmsnorm("GptOssRMSNorm", *TRANSFORMERS),
+    rmsnorm("MoshiRMSNorm", *TRANSFORMERS),
+    rmsnorm("MuseSparkTextCenteredRMSNorm", "transformers.models.*.MuseSparkTextCenteredRMSNorm"),
     rmsnorm("Qwen3_5RMSNorm", "transformers.models.qwen3_[5n]*RMSNorm"),
     rmsnorm("GemmaRMSNorm", *TRANSFORMERS),
     rmsnorm("Gemma3nRMSNorm", *TRANSFORMERS),
@@ -108,5 +110,9 @@ SWAPS = (
         "diffusers.models.normalization.MochiRMSNorm",
         "diffusers.*.Cosmos3NemotronRMSNorm",
         "diffusers.pipelines.kolors.text_encoder.RMSNorm",
+    ),
+    *(
+        rmsnorm(layer, f"diffusers.models.transformers.*.{layer}")
+        for layer in ("Krea2RMSNorm", "QwenImage21ZeroCenterRMSNorm", "StableAudio3RMSNorm")
     ),
 )

@@ -200,8 +200,11 @@ class Replaced:
 
     def keywords(self, module):
         """What the op and the formula take for such a module."""
+        weight = getattr(module, "gamma" if self.cls == "StableAudio3RMSNorm" else "weight", None)
+        if self.cls in ("Krea2RMSNorm", "MuseSparkTextCenteredRMSNorm"):  # round the sum
+            weight = weight + 1.0
         return dict(
-            weight=getattr(module, "weight", None),
+            weight=weight,
             bias=getattr(module, "bias", None),
             eps=module.eps if hasattr(module, "eps") else module.variance_epsilon,
             **self.options,
@@ -210,6 +213,7 @@ class Replaced:
 
 TRANSFORMERS = "transformers.models.{0}.modeling_{0}".format
 DIFFUSERS = "diffusers.models.normalization"
+DIFFUSERS_MODEL = "diffusers.models.transformers.transformer_{0}".format
 INPUT, WEIGHT, OFFSET = (
     dict(rounding="input_dtype"),
     dict(rounding="weight_dtype"),
@@ -218,7 +222,14 @@ INPUT, WEIGHT, OFFSET = (
 REPLACED = [
     Replaced("llama", TRANSFORMERS("llama"), "LlamaRMSNorm", "LlamaRMSNorm", INPUT),
     Replaced("gpt_oss", TRANSFORMERS("gpt_oss"), "GptOssRMSNorm", "GptOssRMSNorm"),
+    Replaced("moshi", TRANSFORMERS("moshi"), "MoshiRMSNorm", "MoshiRMSNorm"),
     Replaced("gemma3", TRANSFORMERS("gemma3"), "Gemma3RMSNorm", "GemmaRMSNorm", OFFSET),
+    Replaced(
+        "muse_spark",
+        TRANSFORMERS("muse_spark"),
+        "MuseSparkTextCenteredRMSNorm",
+        "MuseSparkTextCenteredRMSNorm",
+    ),
     Replaced("gemma3n", TRANSFORMERS("gemma3n"), "Gemma3nRMSNorm", "Gemma3nRMSNorm"),
     Replaced(
         "gemma3n_no_scale",
@@ -266,6 +277,20 @@ REPLACED = [
         "MochiRMSNorm",
         arguments=dict(elementwise_affine=False),
         has_weight=False,
+    ),
+    Replaced("krea2", DIFFUSERS_MODEL("krea2"), "Krea2RMSNorm", "Krea2RMSNorm"),
+    Replaced(
+        "qwenimage21",
+        DIFFUSERS_MODEL("qwenimage21"),
+        "QwenImage21ZeroCenterRMSNorm",
+        "QwenImage21ZeroCenterRMSNorm",
+        OFFSET,
+    ),
+    Replaced(
+        "stable_audio3",
+        DIFFUSERS_MODEL("stable_audio3"),
+        "StableAudio3RMSNorm",
+        "StableAudio3RMSNorm",
     ),
 ]
 

@@ -10,6 +10,13 @@ from torch import nn
 from .op import rms_norm
 
 
+def _with_rounded_offset(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """1 + weight is rounded to the dtype of weight, which the kernel does not do."""
+    if module.weight.dtype == torch.float32:
+        return rms_norm(x, module.weight, module.eps, weight_offset=1.0)
+    return rms_norm(x, module.weight + 1.0, module.eps)
+
+
 class LlamaRMSNorm(nn.Module):
     """transformers: most classes with the hook "RMSNorm" (Llama, Mistral, Qwen2, Qwen3, Phi-3)."""
 
@@ -34,6 +41,18 @@ class GptOssRMSNorm(nn.Module):
         return rms_norm(hidden_states, self.weight, self.variance_epsilon)
 
 
+class MoshiRMSNorm(nn.Module):
+    """transformers: Moshi and Kyutai's speech-to-text."""
+
+    has_backward = True
+    can_torch_compile = True
+    weight: torch.Tensor
+    eps: float
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+
 class GemmaRMSNorm(nn.Module):
     """transformers: Gemma, Gemma2, Gemma3, RecurrentGemma, T5Gemma, whose weights start at 0."""
 
@@ -56,6 +75,18 @@ class Qwen3_5RMSNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return rms_norm(x, self.weight, self.eps, weight_offset=1.0)
+
+
+class MuseSparkTextCenteredRMSNorm(nn.Module):
+    """transformers: norms of Muse Spark, whose weights start at 0."""
+
+    has_backward = True
+    can_torch_compile = True
+    weight: torch.Tensor
+    eps: float
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _with_rounded_offset(self, x)
 
 
 class Gemma3nRMSNorm(nn.Module):
@@ -153,3 +184,39 @@ class MochiRMSNorm(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return rms_norm(hidden_states, self.weight, self.eps)
+
+
+class Krea2RMSNorm(nn.Module):
+    """diffusers: Krea 2, whose weights start at 0."""
+
+    has_backward = True
+    can_torch_compile = True
+    weight: torch.Tensor
+    eps: float
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return _with_rounded_offset(self, hidden_states)
+
+
+class QwenImage21ZeroCenterRMSNorm(nn.Module):
+    """diffusers: the norm of the text in Qwen-Image 2.1, whose weights start at 0."""
+
+    has_backward = True
+    can_torch_compile = True
+    weight: torch.Tensor
+    eps: float
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return rms_norm(hidden_states, self.weight, self.eps, weight_offset=1.0)
+
+
+class StableAudio3RMSNorm(nn.Module):
+    """diffusers: Stable Audio 3, as its models make it, with `force_fp32`."""
+
+    has_backward = True
+    can_torch_compile = True
+    gamma: torch.Tensor
+    eps: float
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return rms_norm(hidden_states, self.gamma, self.eps)
