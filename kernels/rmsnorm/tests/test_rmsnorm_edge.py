@@ -82,6 +82,26 @@ def test_rms_01_rows_past_two_billion_elements(kernel, device_name):
             assert part[mask].count_nonzero() == 0
 
 
+@pytest.mark.parametrize("device_name", ["cuda"])
+@pytest.mark.parametrize("shape", [(65535, 32768, 1), (65537, 32771, 1)], ids=["below", "above"])
+def test_rms_01_two_billion_rows(kernel, device_name, shape):
+    """In two dims that do not merge; the inner one repeats the outer's values."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    need_memory("cuda", 34)
+    values = normals((shape[0], 1, 1), torch.bfloat16)
+    x = values.cuda().expand(shape).requires_grad_()
+    y = kernel.rms_norm(x, eps=0.5)
+    (dx,) = torch.autograd.grad(y, x, torch.ones_like(y[:, :1]).expand(shape))
+    y = y.detach()
+    few = values.cuda().requires_grad_()
+    wanted = kernel.rms_norm(few, eps=0.5)
+    (wanted_dx,) = torch.autograd.grad(wanted, few, torch.ones_like(wanted))
+    for result, expected in ((y, wanted.detach()), (dx, wanted_dx)):
+        for extreme in (result.amin(1, keepdim=True), result.amax(1, keepdim=True)):
+            assert torch.equal(extreme, expected)
+
+
 @pytest.mark.parametrize(
     "view",
     [
