@@ -97,7 +97,10 @@ def test_a_sanitizer_that_says_nothing_fails(context, monkeypatch):
     ):
 
         def fake_pytest(context, arguments, prefix, text=text, **variables):
-            assert "sanitizer and gpu" in arguments and variables["PYTORCH_NO_CUDA_MEMORY_CACHING"] == "1"
+            assert (
+                "sanitizer and gpu" in arguments
+                and variables["PYTORCH_NO_CUDA_MEMORY_CACHING"] == "1"
+            )
             return "8 passed in 1.00s", text
 
         monkeypatch.setattr(gpu_check, "pytest", fake_pytest)

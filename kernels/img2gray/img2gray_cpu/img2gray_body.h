@@ -195,17 +195,17 @@ void gray_range(const GrayJob& job, int64_t begin, int64_t end) {
 void IMG2GRAY_RANGE(const GrayJob& job, int64_t begin, int64_t end) {
   using torch::headeronly::ScalarType;
   switch (job.dtype) {
-    case ScalarType::Byte:
+    case warpsmith::dtype_of<uint8_t>:
       return gray_range<uint8_t>(job, begin, end);
-    case ScalarType::UInt16:
+    case warpsmith::dtype_of<uint16_t>:
       return gray_range<uint16_t>(job, begin, end);
-    case ScalarType::Half:
+    case warpsmith::dtype_of<Half>:
       return gray_range<Half>(job, begin, end);
-    case ScalarType::BFloat16:
+    case warpsmith::dtype_of<BFloat16>:
       return gray_range<BFloat16>(job, begin, end);
-    case ScalarType::Float:
+    case warpsmith::dtype_of<float>:
       return gray_range<float>(job, begin, end);
-    case ScalarType::Double:
+    case warpsmith::dtype_of<double>:
       return gray_range<double>(job, begin, end);
     default:
       return;  // check_image admits no other dtype

@@ -309,8 +309,8 @@ class ColumnTiles {
 
   __attribute__((noinline)) const float* at(int64_t column, int n) {
     if (columns_.data == nullptr) return buffer_;
-    if (columns_.dtype == ScalarType::BFloat16) return widened<BFloat16>(column, n);
-    if (columns_.dtype == ScalarType::Half) return widened<Half>(column, n);
+    if (columns_.dtype == warpsmith::dtype_of<BFloat16>) return widened<BFloat16>(column, n);
+    if (columns_.dtype == warpsmith::dtype_of<Half>) return widened<Half>(column, n);
     return columns_.offset != 0.0f ? widened<float>(column, n) : fetched<float>(column, n, buffer_);
   }
 
@@ -558,11 +558,11 @@ void reduce_columns(const BackwardJob& job, int which, int num_sums, void* resul
 template <typename F>
 void with_type(ScalarType dtype, F&& f) {
   switch (dtype) {
-    case ScalarType::Float:
+    case warpsmith::dtype_of<float>:
       return f(float{});
-    case ScalarType::Half:
+    case warpsmith::dtype_of<Half>:
       return f(Half{});
-    case ScalarType::BFloat16:
+    case warpsmith::dtype_of<BFloat16>:
       return f(BFloat16{});
     default:
       return;

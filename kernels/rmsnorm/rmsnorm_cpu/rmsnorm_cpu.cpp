@@ -37,8 +37,8 @@ class WidenedColumns {
  public:
   WidenedColumns(const Body& body, const Columns& columns, int64_t hidden, int64_t num_rows)
       : columns_(columns) {
-    const bool plain =
-        columns.dtype == ScalarType::Float && columns.stride == 1 && columns.offset == 0.0f;
+    const bool plain = columns.dtype == warpsmith::dtype_of<float> && columns.stride == 1 &&
+                       columns.offset == 0.0f;
     if (columns.data == nullptr || plain || num_rows < kRowsToWiden) return;
     buffer_.resize(hidden + 2 * kLanes);
     constexpr uintptr_t kAlignment = 64;
@@ -46,7 +46,7 @@ class WidenedColumns {
     float* aligned =
         buffer_.data() + (kAlignment - start % kAlignment) % kAlignment / sizeof(float);
     body.widen(columns, hidden, aligned);
-    columns_ = {aligned, ScalarType::Float, 1, 0.0f};
+    columns_ = {aligned, warpsmith::dtype_of<float>, 1, 0.0f};
   }
   const Columns& get() const { return columns_; }
 

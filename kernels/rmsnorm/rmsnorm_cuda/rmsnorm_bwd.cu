@@ -1,5 +1,7 @@
 #include "rmsnorm_cuda/rmsnorm_bwd.cuh"
 
+#include "rmsnorm_cuda/entry.cuh"
+
 namespace rmsnorm {
 namespace {
 
@@ -53,8 +55,6 @@ BackwardKernel kernel_of(ScalarType dtype, const RowsShape& shape, const Backwar
   return kernel;
 }
 
-}  // namespace
-
 void launch_backward(const BackwardParams& params, const RowsShape& shape,
                      const BackwardConfig& config, int arch, cudaStream_t stream) {
   const BackwardJob& job = params.job;
@@ -88,6 +88,53 @@ void launch_backward(const BackwardParams& params, const RowsShape& shape,
   } else {
     launch(sum_partials_kernel<8>, params, dim3(warpsmith::grid_blocks(width, 8)), kSumThreads);
   }
+}
+
+RowsShape shape_of(const BackwardJob& job) {
+  using Job = BackwardJob;
+  AccessElements access(job.hidden);
+  access.add(job.dx, job.x_dtype, job.column_strides[Job::kDx], job.rows, Job::kDx);
+  access.add(job.dy, job.dy_dtype, job.column_strides[Job::kDy], job.rows, Job::kDy);
+  access.add(job.x, job.x_dtype, job.column_strides[Job::kX], job.rows, Job::kX);
+  access.add(job.dresidual, job.x_dtype, job.column_strides[Job::kDresidual], job.rows,
+             Job::kDresidual);
+  access.add(job.weight, job.weight_dtype, job.weight_stride);
+  const bool one_dtype = job.dy_dtype == job.x_dtype && job.weight_dtype == job.x_dtype;
+  return {job.rows.count,
+          job.hidden,
+          element_bytes(job.x_dtype),
+          false,
+          one_dtype && job.dbias == nullptr && fits_slots(job.x_dtype, access.most()),
+          access.most()};
+}
+
+BackwardConfig config_of(const RowsShape& shape, int device) {
+  return choose_backward(shape, warpsmith::device_info(device).multiprocessors);
+}
+
+}  // namespace
+
+int64_t count_partials_cuda(const BackwardJob& job, int device) {
+  return config_of(shape_of(job), device).partials;
+}
+
+void backward_cuda(const BackwardJob& job, int device, void* stream) {
+  const int arch = warpsmith::arch_path(device);
+  const RowsShape shape = shape_of(job);
+  const BackwardConfig config = config_of(shape, device);
+  BackwardParams params{job,
+                        0,
+                        0,
+                        config.group,
+                        static_cast<int>(job.hidden * shape.element_bytes / kSlotBytes),
+                        1.0f / static_cast<float>(job.hidden),
+                        added_to_weight(job),
+                        {}};
+  for (int i = 0; i < kRowOperands; ++i) {
+    params.row_steps[i] = config.partials * config.rows_per_block * job.rows.strides[0][i];
+  }
+  launch_backward(params, shape, config, arch, static_cast<cudaStream_t>(stream));
+  report(config, shape, arch);
 }
 
 }  // namespace rmsnorm

@@ -4,10 +4,9 @@
 //                 as fit at once walk over the rows, keep sums of their columns in registers, and
 //                 load the next row while they work on this one
 //   looped        any length, alignment, stride and mix of dtypes, and dbias: one kernel reads a
-//   row
-//                 twice for dx, another walks down columns for dweight and dbias
-// A last kernel adds the partial sums, in their order. All orders follow from sizes and the number
-// of multiprocessors.
+//                 row twice for dx, another walks down columns for dweight and dbias
+// A last kernel adds the partial sums. All orders follow from sizes and the number of
+// multiprocessors.
 #pragma once
 
 #include "rmsnorm_cuda/rmsnorm_fwd.cuh"
@@ -118,7 +117,7 @@ __global__ void __launch_bounds__(kBlockPerRow ? kMaxBackwardThreads : kBackward
       if (has_slot(i)) slots[i] = Slot<T>::load_from_global(row + element(i));
     }
   };
-  RowPointers<T> at;
+  RowPointers<T> at = {};
   const auto load = [&](RowGradients<T, kSlots>& to) {
     to.rstd = *at.rstd;
     load_slots(at.x, to.x);
@@ -302,27 +301,37 @@ template <int kColumns>
 __global__ void __launch_bounds__(kSumThreads)
     sum_partials_kernel(const __grid_constant__ BackwardParams p) {
   constexpr int kRows = kSumThreads / kColumns;
+  constexpr int kAtOnce = 12;  // loads of a thread before it waits
   __shared__ float sums[kRows][kColumns + 1];
   const BackwardJob& job = p.job;
   const int64_t width =
       job.dweight != nullptr && job.dbias != nullptr ? 2 * job.hidden : job.hidden;
-  const int64_t column = int64_t{blockIdx.x} * kColumns + threadIdx.x % kColumns;
-  const int row = threadIdx.x / kColumns;
+  const int64_t first_column = int64_t{blockIdx.x} * kColumns;
+  const int row = threadIdx.x / kColumns, own_column = threadIdx.x % kColumns;
+  const int64_t step = kRows * width;
+  const float* from = job.partials + (row * width + first_column + own_column);
+  int left = first_column + own_column < width ? static_cast<int>(job.num_partials) - row : 0;
   warpsmith::wait_for_previous_kernel();
   float sum = 0.0f;
-  if (column < width) {
-#pragma unroll 8
-    for (int64_t i = row; i < job.num_partials; i += kRows) sum += job.partials[i * width + column];
+#pragma unroll 1
+  for (; left > 0; left -= kAtOnce * kRows) {
+    float values[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i, from += step) values[i] = i * kRows < left ? *from : 0.0f;
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) sum += values[i];
   }
-  sums[row][threadIdx.x % kColumns] = sum;
-  for (int half = kRows / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (row < half) {
-      sums[row][threadIdx.x % kColumns] += sums[row + half][threadIdx.x % kColumns];
-    }
-  }
-  if (row > 0 || column >= width) return;
-  const float total[1] = {sums[0][threadIdx.x % kColumns]};
+  sums[row][own_column] = sum;
+  __syncthreads();
+  const int warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize;
+  if (warp >= kColumns) return;
+  sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kRows; i += kWarpSize) sum += sums[i + lane][warp];
+  sum = warpsmith::group_sum(sum, 5);
+  const int64_t column = first_column + warp;
+  if (lane > 0 || column >= width) return;
+  const float total[1] = {sum};
   void* first = job.dweight != nullptr ? job.dweight : job.dbias;
   const bool second = column >= job.hidden;
   store_as(job.weight_dtype, second ? job.dbias : first, second ? column - job.hidden : column,
@@ -375,9 +384,5 @@ constexpr BackwardConfig choose_backward(const RowsShape& shape, int multiproces
           group.block_per_row ? 1 : threads >> group.log2_lanes,
           parts < most ? parts : most};
 }
-
-// Defined in rmsnorm_bwd.cu.
-void launch_backward(const BackwardParams& params, const RowsShape& shape,
-                     const BackwardConfig& config, int arch, cudaStream_t stream);
 
 }  // namespace rmsnorm

@@ -302,8 +302,4 @@ void for_each_launch(int64_t num_rows, int64_t rows_per_block, F&& launch) {
   }
 }
 
-// Defined in rmsnorm_fwd.cu.
-void launch_forward(const ForwardParams& params, const RowsShape& shape,
-                    const ForwardConfig& config, int arch, cudaStream_t stream);
-
 }  // namespace rmsnorm

@@ -154,9 +154,9 @@ __device__ __forceinline__ void store_elements(T* to, const float (&values)[kCou
 template <int kCount>
 __device__ __forceinline__ void load_as(ScalarType dtype, const void* from, int64_t offset,
                                         float (&values)[kCount]) {
-  if (dtype == ScalarType::BFloat16) {
+  if (dtype == warpsmith::dtype_of<BFloat16>) {
     load_elements(static_cast<const BFloat16*>(from) + offset, values);
-  } else if (dtype == ScalarType::Half) {
+  } else if (dtype == warpsmith::dtype_of<Half>) {
     load_elements(static_cast<const Half*>(from) + offset, values);
   } else {
     load_elements(static_cast<const float*>(from) + offset, values);
@@ -166,9 +166,9 @@ __device__ __forceinline__ void load_as(ScalarType dtype, const void* from, int6
 template <int kCount>
 __device__ __forceinline__ void store_as(ScalarType dtype, void* to, int64_t offset,
                                          const float (&values)[kCount]) {
-  if (dtype == ScalarType::BFloat16) {
+  if (dtype == warpsmith::dtype_of<BFloat16>) {
     store_elements(static_cast<BFloat16*>(to) + offset, values);
-  } else if (dtype == ScalarType::Half) {
+  } else if (dtype == warpsmith::dtype_of<Half>) {
     store_elements(static_cast<Half*>(to) + offset, values);
   } else {
     store_elements(static_cast<float*>(to) + offset, values);
@@ -179,9 +179,9 @@ template <int kCount>
 __device__ __forceinline__ void round_to(ScalarType dtype, float (&values)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    if (dtype == ScalarType::BFloat16) {
+    if (dtype == warpsmith::dtype_of<BFloat16>) {
       values[i] = warpsmith::to_compute(warpsmith::from_compute<BFloat16>(values[i]));
-    } else if (dtype == ScalarType::Half) {
+    } else if (dtype == warpsmith::dtype_of<Half>) {
       values[i] = warpsmith::to_compute(warpsmith::from_compute<Half>(values[i]));
     }
   }

@@ -8,6 +8,9 @@
 
 #include "registration.h"
 #include "rmsnorm_common/request.h"
+#if defined(CUDA_KERNEL)
+#include "warpsmith/device_guard.h"
+#endif
 
 namespace rmsnorm {
 namespace {
@@ -36,11 +39,25 @@ struct Cpu {
 #if defined(CUDA_KERNEL)
 struct Cuda {
   static constexpr const char* kName = "cuda";
-  static void forward(const ForwardJob& job, int device) { forward_cuda(job, device); }
+  static void forward(const ForwardJob& job, int device) {
+    const warpsmith::DeviceGuard guard(device);
+    forward_cuda(job, device, current_stream(device));
+  }
   static int64_t count_partials(const BackwardJob& job, int device) {
+    const warpsmith::DeviceGuard guard(device);
     return count_partials_cuda(job, device);
   }
-  static void backward(const BackwardJob& job, int device) { backward_cuda(job, device); }
+  static void backward(const BackwardJob& job, int device) {
+    const warpsmith::DeviceGuard guard(device);
+    backward_cuda(job, device, current_stream(device));
+  }
+
+ private:
+  static void* current_stream(int device) {
+    void* stream = nullptr;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
+    return stream;
+  }
 };
 #endif
 

@@ -1,20 +1,26 @@
 // Kernels hold copies of this header: edit the one in shared/include and run `make sync-shared`.
 //
 // Run-time dtype to compile-time C++ type. The same storage types serve host and device code.
+//
+// Without torch's ScalarType.h, which makes every CUDA file parse thrust: 4 s, as long as the
+// kernels in it take. tensor_info.h compares the numbers here with torch's.
 #pragma once
 
 #include <cstdint>
 
-#include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/BFloat16.h>
 #include <torch/headeronly/util/Exception.h>
 #include <torch/headeronly/util/Half.h>
 
+namespace c10 {
+enum class ScalarType : int8_t;
+}
+
 namespace warpsmith {
 
+using c10::ScalarType;
 using torch::headeronly::BFloat16;
 using torch::headeronly::Half;
-using torch::headeronly::ScalarType;
 
 template <typename T>
 struct TypeTag {
@@ -22,39 +28,26 @@ struct TypeTag {
 };
 
 template <typename T>
-struct DtypeOf;
+inline constexpr ScalarType dtype_of = T::has_no_dtype;  // does not compile
 template <>
-struct DtypeOf<uint8_t> {
-  static constexpr ScalarType value = ScalarType::Byte;
-};
+inline constexpr ScalarType dtype_of<uint8_t>{0};
 template <>
-struct DtypeOf<uint16_t> {
-  static constexpr ScalarType value = ScalarType::UInt16;
-};
+inline constexpr ScalarType dtype_of<Half>{5};
 template <>
-struct DtypeOf<Half> {
-  static constexpr ScalarType value = ScalarType::Half;
-};
+inline constexpr ScalarType dtype_of<float>{6};
 template <>
-struct DtypeOf<BFloat16> {
-  static constexpr ScalarType value = ScalarType::BFloat16;
-};
+inline constexpr ScalarType dtype_of<double>{7};
 template <>
-struct DtypeOf<float> {
-  static constexpr ScalarType value = ScalarType::Float;
-};
+inline constexpr ScalarType dtype_of<BFloat16>{15};
 template <>
-struct DtypeOf<double> {
-  static constexpr ScalarType value = ScalarType::Double;
-};
+inline constexpr ScalarType dtype_of<uint16_t>{27};
 
 // dispatch_dtype<A, B, ...>(dtype, name, f) calls f(TypeTag<T>{}) with the T of the list whose
 // dtype matches.
 template <typename... Types, typename F>
 void dispatch_dtype(ScalarType dtype, const char* argument, F&& f) {
-  const bool found =
-      ((dtype == DtypeOf<Types>::value ? (f(TypeTag<Types>{}), true) : false) || ...);
-  STD_TORCH_CHECK(found, argument, ": dtype ", torch::headeronly::toString(dtype),
+  const bool found = ((dtype == dtype_of<Types> ? (f(TypeTag<Types>{}), true) : false) || ...);
+  STD_TORCH_CHECK(found, argument, ": torch's dtype number ", static_cast<int>(dtype),
                   " is not supported");
 }
 

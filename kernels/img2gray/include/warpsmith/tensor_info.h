@@ -9,10 +9,16 @@
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include "warpsmith/dispatch.h"
+
 namespace warpsmith {
 
-using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
+
+static_assert(dtype_of<uint8_t> == ScalarType::Byte && dtype_of<Half> == ScalarType::Half &&
+              dtype_of<float> == ScalarType::Float && dtype_of<double> == ScalarType::Double &&
+              dtype_of<BFloat16> == ScalarType::BFloat16 &&
+              dtype_of<uint16_t> == ScalarType::UInt16);
 
 enum class Access { kRead, kWrite };
 
