@@ -193,7 +193,6 @@ void gray_range(const GrayJob& job, int64_t begin, int64_t end) {
 }  // namespace
 
 void IMG2GRAY_RANGE(const GrayJob& job, int64_t begin, int64_t end) {
-  using torch::headeronly::ScalarType;
   switch (job.dtype) {
     case warpsmith::dtype_of<uint8_t>:
       return gray_range<uint8_t>(job, begin, end);

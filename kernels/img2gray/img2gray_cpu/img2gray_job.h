@@ -6,7 +6,7 @@
 namespace img2gray {
 
 struct GrayJob {
-  torch::headeronly::ScalarType dtype;
+  warpsmith::ScalarType dtype;
   const void* image;
   void* out;
   PixelNest nest;

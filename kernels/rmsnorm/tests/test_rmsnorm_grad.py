@@ -526,7 +526,7 @@ def test_gradient_checkpointing(kernel, device, use_reentrant):
 
 @pytest.mark.parametrize("to", [torch.float16, torch.bfloat16], ids=name)
 def test_autocast_takes_inputs_as_they_are(kernel, device, to):
-    """Neither the inputs nor the result are cast, as with torch's own pointwise ops."""
+    """Neither the inputs nor the result are cast, on any device."""
     x, weight = normals((5, 64)).to(device).requires_grad_(), weights(64).to(device)
     y = kernel.rms_norm(x, weight)
     with torch.autocast(device, to):

@@ -2,8 +2,8 @@
 //
 // Run-time dtype to compile-time C++ type. The same storage types serve host and device code.
 //
-// Without torch's ScalarType.h, which makes every CUDA file parse thrust: 4 s, as long as the
-// kernels in it take. tensor_info.h compares the numbers here with torch's.
+// Without torch's ScalarType.h, which makes a CUDA file parse thrust: 4 s, as long as the kernels
+// in it take. tensor_info.h compares the numbers here with torch's.
 #pragma once
 
 #include <cstdint>
